@@ -49,8 +49,8 @@ class MemoryServer:
         return self._by_key("objects")
 
     @property
-    def marked(self) -> set[ChunkKey]:
-        """The chunks with marks."""
+    def updated(self) -> set[ChunkKey]:
+        """The chunks with updates."""
         return {key for key, name in self._by_key("metadata").items() if len(self.data[name]) > LIFE_BYTES}
 
     @property

@@ -238,7 +238,7 @@ def test_what_others_invalidated_is_not_logged_twice(levels: Levels, server: Mem
 
 
 def test_a_tag_reaches_every_tier(levels: Levels, server: MemoryServer) -> None:
-    """A request that hits in RAM under a new tag marks the copies on disk and in the L2."""
+    """A request that hits in RAM under a new tag updates the copies on disk and in the L2."""
     levels.store(TEXT)
     levels.cache.join(TEXT, Reader(terms=Terms(labels=frozenset({9}))))
     levels.land()

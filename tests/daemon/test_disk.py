@@ -20,7 +20,7 @@ from hotspan.daemon.disk import DiskCopies, disk_options
 from hotspan.daemon.log import NodeLog
 from hotspan.daemon.pool import Pool
 from hotspan.daemon.stored import Refusal, StoredObject, Writing
-from hotspan.l2.base import marked, marks_of
+from hotspan.l2.base import updated, updates_of
 from hotspan.l2.log import SharedInvalidationLog
 from hotspan.testing.chunks import content, key_of
 from hotspan.testing.clock import SimulatedClock
@@ -104,7 +104,7 @@ class Node:
         stored = self.at(key)
         record = unpack(stored.record)
         assert record is not None
-        return marked(record.terms, stored.marks)
+        return updated(record.terms, stored.updates)
 
     def at(self, key: ChunkKey) -> StoredObject:
         """An object that is there."""
@@ -249,17 +249,17 @@ def test_what_moved_has_another_version(node: Node) -> None:
 
 
 def test_a_restart_finds_it_warm(node: Node) -> None:
-    """What was written before a crash is there, with its marks; so is the log, under the same epoch."""
+    """What was written before a crash is there, with its updates; so is the log, under the same epoch."""
     values = {key: content(key, 7000) for key in KEYS[:5]}
     for key, data in values.items():
         assert node.put(key, data)
         node.queues.run()
     stored = store(node.pool, KEYS[5], own(KEYS[5], tenant=3), is_own=True)
     node.queues.run(1)
-    node.pool.mark({KEYS[5]: marks_of(Terms(labels=frozenset([5])), 9)})
+    node.pool.add_updates({KEYS[5]: updates_of(Terms(labels=frozenset([5])), 9)})
     before = unpack(stored.record)
     assert before is not None
-    terms = marked(before.terms, stored.marks)
+    terms = updated(before.terms, stored.updates)
     generation = node.shared.append([Scope(tenant=3)], "me")
     assert node.settled()
     before_kill = node.shared.read(0)
@@ -512,10 +512,10 @@ def test_nothing_is_confirmed_on_a_disk_that_takes_nothing(node: Node) -> None:
 
 
 def test_a_lost_log_forgets_hotspans_own_on_disk(node: Node) -> None:
-    """When the log begins anew, hotspan's own copies and their marks go, across a crash, too; others stay."""
+    """When the log begins anew, hotspan's own copies and their updates go, across a crash, too; others stay."""
     store(node.pool, KEYS[0], own(KEYS[0], tenant=4), is_own=True)
     store(node.pool, KEYS[1], b"other")
-    node.pool.mark({KEYS[0]: marks_of(Terms(labels=frozenset([1])), 5)})
+    node.pool.add_updates({KEYS[0]: updates_of(Terms(labels=frozenset([1])), 5)})
     node.shared.append([Scope()], "me")
     assert node.settled()
     node.evict()
@@ -529,7 +529,7 @@ def test_a_lost_log_forgets_hotspans_own_on_disk(node: Node) -> None:
         assert node.settled()
         node.kill()
         node.start()
-    assert store(node.pool, KEYS[0], own(KEYS[0]), is_own=True).marks == set()
+    assert store(node.pool, KEYS[0], own(KEYS[0]), is_own=True).updates == set()
 
 
 def test_another_size_keeps_what_fits(tmp_path: Path) -> None:
@@ -605,8 +605,8 @@ def test_a_power_loss_takes_no_confirmed_invalidation(tmp_path: Path) -> None:
     assert confirmed > 30
 
 
-def test_no_confirmed_mark_is_lost(tmp_path: Path) -> None:
-    """Chunks are marked while they are here, on their way, evicted or never stored, and the power goes.
+def test_no_confirmed_update_is_lost(tmp_path: Path) -> None:
+    """Chunks are updated while they are here, on their way, evicted or never stored, and the power goes.
 
     Each tag and expiry that was confirmed binds the chunk that is found afterwards, or that is stored anew.
     """
@@ -620,7 +620,7 @@ def test_no_confirmed_mark_is_lost(tmp_path: Path) -> None:
             store(node.pool, key, own(key), is_own=True)
         node.queues.run(rng.randrange(4))
         until_s = int(node.clock.unix()) + 1000 + rng.randrange(100)
-        node.pool.mark({key: marks_of(Terms(labels=frozenset([n]), expires_s=until_s), n)})
+        node.pool.add_updates({key: updates_of(Terms(labels=frozenset([n]), expires_s=until_s), n)})
         if rng.random() < 0.6:
             assert node.settled()
             files.mark((key, n, until_s))
@@ -645,15 +645,15 @@ def test_no_confirmed_mark_is_lost(tmp_path: Path) -> None:
     assert found > 100
 
 
-def test_a_chunk_that_is_stored_again_has_its_marks(node: Node) -> None:
-    """A chunk that was marked, and evicted after a restart, is stored anew: any tag takes it, and it expires no later.
+def test_a_chunk_that_is_stored_again_has_its_updates(node: Node) -> None:
+    """A chunk that was updated, and evicted after a restart, is stored anew: any tag takes it, and it expires no later.
 
     Also if it was deleted meanwhile, which might be for another chunk of its slot.
     """
     store(node.pool, KEYS[0], own(KEYS[0]), is_own=True)
     node.queues.run()
     until_s = int(node.clock.unix()) + 60
-    node.pool.mark({KEYS[0]: marks_of(Terms(labels=frozenset([5]), expires_s=until_s), 9)})
+    node.pool.add_updates({KEYS[0]: updates_of(Terms(labels=frozenset([5]), expires_s=until_s), 9)})
     node.shared.append([Scope(tenant=3)], "me")
     assert node.settled()
     node.kill()

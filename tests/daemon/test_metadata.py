@@ -6,7 +6,7 @@ from hotspan.core.terms import MAX_LABELS, Terms
 from hotspan.core.types import ChunkKey
 from hotspan.daemon.metadata import AbsentMetadata
 from hotspan.daemon.stored import StoredObject
-from hotspan.l2.base import marked, marks_of
+from hotspan.l2.base import updated, updates_of
 from hotspan.testing.chunks import key_of
 from hotspan.testing.clock import SimulatedClock
 
@@ -23,18 +23,18 @@ def clock() -> SimulatedClock:
 
 @pytest.fixture
 def metadata(clock: SimulatedClock) -> AbsentMetadata:
-    """That keeps the marks of two chunks."""
+    """That keeps the updates of two chunks."""
     return AbsentMetadata(clock, is_kept=True, max_chunks=2)
 
 
 def tagged(label: int, expires_s: float = 0, generation: int = 5) -> list[bytes]:
-    """Marks of a hit."""
-    return marks_of(Terms(labels=frozenset([label]), expires_s=int(expires_s)), generation)
+    """Updates of a hit."""
+    return updates_of(Terms(labels=frozenset([label]), expires_s=int(expires_s)), generation)
 
 
 def taken(metadata: AbsentMetadata, key: ChunkKey) -> Terms:
     """What a chunk that is stored now is kept on besides its own terms."""
-    return marked(Terms(), metadata.take(key))
+    return updated(Terms(), metadata.take(key))
 
 
 def restarted(metadata: AbsentMetadata, clock: SimulatedClock, *, whole: bool) -> AbsentMetadata:
@@ -44,22 +44,22 @@ def restarted(metadata: AbsentMetadata, clock: SimulatedClock, *, whole: bool) -
     return after
 
 
-def test_marks_are_joined_and_taken_once(metadata: AbsentMetadata, clock: SimulatedClock) -> None:
-    """All marks of a chunk are on what is stored under its name; another chunk has none of them."""
+def test_updates_are_joined_and_taken_once(metadata: AbsentMetadata, clock: SimulatedClock) -> None:
+    """All updates of a chunk are on what is stored under its name; another chunk has none of them."""
     metadata.add(A, tagged(1))
     metadata.add(A, tagged(2, clock.unix() + 60))
     assert taken(metadata, A) == Terms(labels=frozenset([1, 2]), expires_s=int(clock.unix() + 60))
     assert taken(metadata, B) == Terms()
 
 
-def test_marks_do_not_make_a_chunk_younger(metadata: AbsentMetadata) -> None:
+def test_updates_do_not_make_a_chunk_younger(metadata: AbsentMetadata) -> None:
     """A chunk that was computed before an invalidation, and is stored after a later hit of that text, is taken."""
     metadata.add(A, tagged(1, generation=9))
-    assert marked(Terms(labels=frozenset([2]), generation=3), metadata.take(A)).generation == 3
+    assert updated(Terms(labels=frozenset([2]), generation=3), metadata.take(A)).generation == 3
 
 
-def test_too_many_chunks_lose_no_mark(metadata: AbsentMetadata, clock: SimulatedClock) -> None:
-    """A chunk whose marks were dropped is taken by any tag, and expires no later; one that had none is as it was."""
+def test_too_many_chunks_lose_no_update(metadata: AbsentMetadata, clock: SimulatedClock) -> None:
+    """A chunk whose updates were dropped is taken by any tag, and expires no later; one that had none is as it was."""
     until_s = int(clock.unix()) + 60
     metadata.add(A, tagged(1, until_s))
     for key in (B, C, key_of("d")):
@@ -70,8 +70,8 @@ def test_too_many_chunks_lose_no_mark(metadata: AbsentMetadata, clock: Simulated
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_restart_loses_no_mark(metadata: AbsentMetadata, clock: SimulatedClock, whole: bool) -> None:
-    """What was marked, on chunks that were there, too, is known to the next daemon; what is added there is joined."""
+def test_a_restart_loses_no_update(metadata: AbsentMetadata, clock: SimulatedClock, whole: bool) -> None:
+    """What was updated, on chunks that were there, too, is known to the next daemon; what is added there is joined."""
     until_s = int(clock.unix()) + 60
     metadata.add(A, tagged(1))
     metadata.note(B, tagged(1, until_s))
@@ -97,8 +97,8 @@ def test_chunks_of_one_slot_are_bound_by_both(metadata: AbsentMetadata, clock: S
     assert taken(metadata, BESIDE_A).expires_s == now_s + 200
 
 
-def test_a_delete_ends_marks(metadata: AbsentMetadata, clock: SimulatedClock) -> None:
-    """A chunk that is stored after a delete has no marks; that nothing is known of it any more is no such delete."""
+def test_a_delete_ends_updates(metadata: AbsentMetadata, clock: SimulatedClock) -> None:
+    """A chunk that is stored after a delete has no updates; that nothing is known of it any more is no such delete."""
     for key in (A, B, C):
         metadata.add(key, tagged(1))
         metadata.deleted(key)
@@ -108,9 +108,9 @@ def test_a_delete_ends_marks(metadata: AbsentMetadata, clock: SimulatedClock) ->
     assert taken(metadata, A) == Terms() and taken(restarted(metadata, clock, whole=True), A) == Terms()
 
 
-def test_an_evicted_chunk_keeps_its_marks(metadata: AbsentMetadata) -> None:
+def test_an_evicted_chunk_keeps_its_updates(metadata: AbsentMetadata) -> None:
     """Those that it had, however many: also as any tag."""
-    stored = StoredObject(A, 1, (), marks=set(tagged(1)))
+    stored = StoredObject(A, 1, (), updates=set(tagged(1)))
     metadata.note(A, tagged(1))
     metadata.evicted(stored)
     assert taken(metadata, A) == Terms(labels=frozenset([1]))

@@ -11,7 +11,7 @@ from hotspan.core.types import PAGE_BYTES, ChunkKey
 from hotspan.daemon.leases import Lease
 from hotspan.daemon.pool import MAX_LEASES, Pool
 from hotspan.daemon.stored import Refusal, StoredObject, Writing, object_key
-from hotspan.l2.base import marked, marks_of
+from hotspan.l2.base import updated, updates_of
 from hotspan.l2.daemon_protocol import CHANGE_BITS
 from hotspan.testing.chunks import chain, content, key_of
 from hotspan.testing.clock import SimulatedClock
@@ -264,64 +264,66 @@ def test_leases_are_not_without_number() -> None:
     assert pool.lease([stored], 1) is not None and pool.leases == 1
 
 
-def test_marks_wait_for_their_object_and_survive_it() -> None:
-    """Marks from before it came, or from when it gave way, are on an object that comes; a delete ends them.
+def test_updates_wait_for_their_object_and_survive_it() -> None:
+    """Updates from before it came, or from when it gave way, are on an object that comes; a delete ends them.
 
-    Marks of before are of generation 0: they do not let an object outlive what was invalidated before it came.
+    Updates of before are of generation 0: they do not let an object outlive what was invalidated before it came.
     """
     pool = pool_of(1)
-    early, late = marks_of(Terms(labels=frozenset([1])), 5), marks_of(Terms(labels=frozenset([2])), 6)
-    pool.mark({KEYS[0]: early})
+    early, late = updates_of(Terms(labels=frozenset([1])), 5), updates_of(Terms(labels=frozenset([2])), 6)
+    pool.add_updates({KEYS[0]: early})
     stored = store(pool, KEYS[0], b"x")
-    pool.mark({KEYS[0]: late})
-    assert stored.marks == {*marks_of(Terms(labels=frozenset([1])), 0), *late}
+    pool.add_updates({KEYS[0]: late})
+    assert stored.updates == {*updates_of(Terms(labels=frozenset([1])), 0), *late}
     store(pool, KEYS[1], b"y")
     assert there(pool, *KEYS[:2]) == [False, True]
-    assert store(pool, KEYS[0], b"x").marks == set(marks_of(Terms(labels=frozenset([1, 2])), 0))
+    assert store(pool, KEYS[0], b"x").updates == set(updates_of(Terms(labels=frozenset([1, 2])), 0))
     pool.delete(KEYS[0])
-    assert store(pool, KEYS[0], b"x").marks == set()
+    assert store(pool, KEYS[0], b"x").updates == set()
 
 
-def test_marks_do_not_grow_without_end() -> None:
-    """With more labels than are kept one by one the marks say that any tag takes the object; its expiry stays."""
+def test_updates_do_not_grow_without_end() -> None:
+    """With more labels than are kept one by one the updates say that any tag takes the object; its expiry stays."""
     pool = pool_of(1)
     stored = store(pool, KEYS[0], b"x")
-    pool.mark({KEYS[0]: marks_of(Terms(expires_s=77), 3)})
+    pool.add_updates({KEYS[0]: updates_of(Terms(expires_s=77), 3)})
     for n in range(1000):
-        pool.mark({KEYS[0]: marks_of(Terms(labels=frozenset([n + 1])), n)})
-    assert len(stored.marks) <= 2 * MAX_LABELS
-    terms = marked(Terms(), stored.marks)
+        pool.add_updates({KEYS[0]: updates_of(Terms(labels=frozenset([n + 1])), n)})
+    assert len(stored.updates) <= 2 * MAX_LABELS
+    terms = updated(Terms(), stored.updates)
     assert terms.is_wild and terms.expires_s == 77
 
 
-def test_versions_tell_bytes_and_marks_apart() -> None:
-    """Marks change the lower bits of a version, however often; other bytes under any name have other upper ones."""
+def test_versions_tell_bytes_and_updates_apart() -> None:
+    """Updates change the lower bits of a version, however often; other bytes under any name have other upper ones."""
     pool = pool_of(2)
     stored = store(pool, KEYS[0], b"x")
     versions = [stored.version]
     for n in range(3):
-        pool.mark({KEYS[0]: marks_of(Terms(labels=frozenset([n // 2 + 1])), 5)})  # the second one is there already
+        pool.add_updates(
+            {KEYS[0]: updates_of(Terms(labels=frozenset([n // 2 + 1])), 5)}
+        )  # the second one is there already
         versions.append(stored.version)
     assert versions[0] < versions[1] == versions[2] < versions[3]
     assert len({version >> CHANGE_BITS for version in versions}) == 1
     other = store(pool, KEYS[1], b"x").version
     stored.version |= (1 << CHANGE_BITS) - 1
     last = stored.version
-    pool.mark({KEYS[0]: marks_of(Terms(labels=frozenset([9])), 5)})
+    pool.add_updates({KEYS[0]: updates_of(Terms(labels=frozenset([9])), 5)})
     pool.delete(KEYS[1])
     again = store(pool, KEYS[1], b"x").version
     assert len({version >> CHANGE_BITS for version in (last, stored.version, other, again)}) == 4
 
 
 def test_a_lost_log_takes_hotspans_own_objects_only() -> None:
-    """What other clients put does not depend on hotspan's log; hotspan's objects and all marks go with it."""
+    """What other clients put does not depend on hotspan's log; hotspan's objects and all updates go with it."""
     pool = pool_of(4)
     record = pack(Record(KEYS[0], None, bytes(32), 100, Terms()))
     store(pool, KEYS[0], record.ljust(PAGE_BYTES, b"\0"), is_own=True)
     store(pool, KEYS[1], b"other")
-    pool.mark({KEYS[2]: marks_of(Terms(labels=frozenset([1])), 5)})
+    pool.add_updates({KEYS[2]: updates_of(Terms(labels=frozenset([1])), 5)})
     pool.forget_own()
-    assert there(pool, *KEYS[:2]) == [False, True] and store(pool, KEYS[2], b"x").marks == set()
+    assert there(pool, *KEYS[:2]) == [False, True] and store(pool, KEYS[2], b"x").updates == set()
     pool.check()
 
 

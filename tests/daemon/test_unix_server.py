@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from hotspan.core.terms import Terms
 from hotspan.core.types import PAGE_BYTES
-from hotspan.l2.base import marks_of
+from hotspan.l2.base import updates_of
 from hotspan.l2.daemon_protocol import (
     EXTENT,
     FIND,
@@ -28,10 +28,10 @@ from hotspan.l2.daemon_protocol import (
     HELLO_MESSAGE,
     LEASE_ID,
     LOG_ENTRY,
-    MARKS,
     MAX_KEYS,
     REQUEST,
     RESERVE,
+    UPDATES,
     USAGE,
     VERSION,
     Operation,
@@ -235,7 +235,7 @@ BAD = {
     "reserve what": REQUEST.pack(Operation.RESERVE, 0) + b"x",
     "commit nothing": REQUEST.pack(Operation.COMMIT, 0),
     "abort nothing": REQUEST.pack(Operation.ABORT, 0),
-    "cut marks": REQUEST.pack(Operation.MARK, 0) + MARKS.pack(bytes(32), 2) + bytes(17),
+    "cut updates": REQUEST.pack(Operation.UPDATE, 0) + UPDATES.pack(bytes(32), 2) + bytes(17),
     "cut entry": REQUEST.pack(Operation.LOG_APPEND, 0) + b"{",
     "entry without a body": REQUEST.pack(Operation.LOG_APPEND, 0) + LOG_ENTRY.pack(1, bytes(16)),
     "log begins with what": REQUEST.pack(Operation.LOG_BEGIN, 0) + bytes(41),
@@ -284,13 +284,13 @@ def test_no_message_harms_the_daemon(daemon: DaemonProcess, messages: list[tuple
 
 
 def test_what_does_not_fit_into_an_answer_is_asked_for_again(fresh_daemon: DaemonProcess) -> None:
-    """More chunks, with more marks, than one message holds are all found, each with all its marks."""
+    """More chunks, with more updates, than one message holds are all found, each with all its updates."""
     store = patient_store(fresh_daemon.unix_socket)
     keys = [key_of(str(n)) for n in range(700)]
-    marks = [mark for n in range(120) for mark in marks_of(Terms(labels=frozenset([n + 1])), 9)]
+    updates = [update for n in range(120) for update in updates_of(Terms(labels=frozenset([n + 1])), 9)]
     for n, key in enumerate(keys):
         assert store.put(Record(key, None, bytes(32), 4096, Terms(), n), [memoryview(bytes(8192))])
-    store.mark(dict.fromkeys(keys, marks))
+    store.add_updates(dict.fromkeys(keys, updates))
     found = store.find(keys)
     assert [each.record.stamp for each in found if each is not None] == list(range(700))
     assert all(each.terms.is_wild for each in found if each is not None)  # so all of more than 64 labels came

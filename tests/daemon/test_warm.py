@@ -15,7 +15,7 @@ from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import MIB
 from hotspan.daemon.options import DaemonOptions
 from hotspan.daemon.server import run_daemon
-from hotspan.l2.base import marks_of
+from hotspan.l2.base import updates_of
 from hotspan.testing.chunks import aligned, content, key_of
 from hotspan.tiers.files import Files
 from tests.daemon.rig import DaemonProcess, HangingDaemon, PatientDaemon, patient_store, until
@@ -109,15 +109,15 @@ def test_what_gave_way_is_leased_and_found(warm: DaemonProcess, disk: Path) -> N
 def test_a_restarted_daemon_is_warm(warm: DaemonProcess, number: signal.Signals) -> None:
     """After any end what was on disk is there, and the log goes on: no replica has to forget anything.
 
-    Tags that hits added are there, too; a chunk that was marked before it was stored is taken by any tag.
+    Tags that hits added are there, too; a chunk that was updated before it was stored is taken by any tag.
     """
     store = patient_store(warm.unix_socket)
     assert store.log is not None
     record, frame = chunk("own")
     store.put(record, frame)
-    mark = marks_of(Terms(labels=frozenset([7])), 5)
+    update = updates_of(Terms(labels=frozenset([7])), 5)
     absent, absent_frame = chunk("absent")
-    store.mark({record.key: mark, absent.key: mark})
+    store.add_updates({record.key: update, absent.key: update})
     generation = store.log.append([Scope(tenant=4)], "me")
     before = store.log.read(0)
     fill(warm)

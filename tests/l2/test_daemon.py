@@ -14,7 +14,7 @@ from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk
 from hotspan.l2 import daemon
-from hotspan.l2.base import PREAMBLE_BYTES, marks_of
+from hotspan.l2.base import PREAMBLE_BYTES, updates_of
 from hotspan.l2.daemon import DaemonStore
 from hotspan.l2.daemon_protocol import (
     CHANGE_BITS,
@@ -179,14 +179,17 @@ def test_another_object_under_the_key_is_a_miss(store: DaemonStore) -> None:
     assert read(store, found(store, chunk)) == frame_of(chunk.key, SIZE, version=1)
 
 
-def test_marks_cost_no_second_copy(store: DaemonStore, copies: list[Callable[[], object]]) -> None:
-    """An object is copied once, from where it was found, also if marks were added since, and before, and during it."""
+def test_updates_cost_no_second_copy(store: DaemonStore, copies: list[Callable[[], object]]) -> None:
+    """An object is copied once, from where it was found, also with updates since, before and during it."""
     (chunk,) = chain("a", 1)
     put(store, chunk, SIZE)
     one = found(store, chunk)
     for label in range(3):
-        store.mark({chunk.key: marks_of(Terms(labels=frozenset([label + 1])), 9)})
-    copies += [lambda: store.mark({chunk.key: marks_of(Terms(labels=frozenset([7])), 9)}), lambda: pytest.fail("again")]
+        store.add_updates({chunk.key: updates_of(Terms(labels=frozenset([label + 1])), 9)})
+    copies += [
+        lambda: store.add_updates({chunk.key: updates_of(Terms(labels=frozenset([7])), 9)}),
+        lambda: pytest.fail("again"),
+    ]
     assert read(store, one) == frame_of(chunk.key, SIZE) and len(copies) == 1
     one = found(store, chunk)
     assert one is not None and one.terms.labels >= {1, 2, 3, 7}
@@ -315,8 +318,8 @@ def test_the_liar_can_tell_the_truth(lie: Lie) -> None:
     assert read(store, found(store, CHUNK)) == memoryview(bytes(HEADER_BYTES + SIZE))
 
 
-def test_what_is_marked_while_it_is_described_is_found(lie: Lie) -> None:
-    """A description of the same bytes with more marks will do, one of other bytes is of nothing that was found."""
+def test_what_is_updated_while_it_is_described_is_found(lie: Lie) -> None:
+    """A description of the same bytes with more updates will do, one of other bytes is of nothing that was found."""
     store = lie(finds([(4096, WHOLE)], described=78))
     assert read(store, found(store, CHUNK)) == memoryview(bytes(HEADER_BYTES + SIZE))
     assert found(lie(finds([(4096, WHOLE)], described=77 + (1 << CHANGE_BITS))), CHUNK) is None

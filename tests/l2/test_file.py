@@ -18,10 +18,10 @@ from hotspan.core.errors import ConfigError
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Scope, Terms, tag_labels
 from hotspan.core.types import GIB, MIB, Chunk
-from hotspan.l2.base import PREAMBLE_BYTES, StoreUsage, marks_of
+from hotspan.l2.base import PREAMBLE_BYTES, StoreUsage, updates_of
 from hotspan.l2.file import FileStore
 from hotspan.l2.file_room import OBJECTS
-from hotspan.l2.metadata import pack_marks
+from hotspan.l2.metadata import pack_updates
 from hotspan.l2.options import FileOptions
 from hotspan.l2.shared_files import SharedFiles
 from hotspan.testing.chunks import aligned, chain
@@ -124,18 +124,18 @@ def test_objects_lie_where_the_head_of_the_file_says(root: Path, store: FileStor
     """An object is record, life, padding and frame in one file; its metadata is names beside it; nobody else may read
     them."""
     put(store, A, SIZE)
-    mark = marks_of(Terms(labels=frozenset([5])), 9)[0]
-    store.mark({A.key: [mark]})
+    update = updates_of(Terms(labels=frozenset([5])), 9)[0]
+    store.add_updates({A.key: [update]})
     (path,) = objects_in(root)
     name = A.key.hex()
     assert path.relative_to(root).parts[2:] == (name, "object")
     data = path.read_bytes()
     assert len(data) == STORED and not any(data[272:PREAMBLE_BYTES]) and data[PREAMBLE_BYTES:] == frame_of(A.key, SIZE)
-    assert sorted(os.listdir(path.parent)) == [pack_marks([mark]).hex(), "object"]
+    assert sorted(os.listdir(path.parent)) == [pack_updates([update]).hex(), "object"]
     assert path.stat().st_mode & 0o077 == 0 and path.parent.stat().st_mode & 0o077 == 0
 
 
-def test_names_that_are_no_marks_are_passed_over(root: Path, store: FileStore) -> None:
+def test_names_that_are_no_updates_are_passed_over(root: Path, store: FileStore) -> None:
     """What else lies in an object's directory, a claim or a file of somebody's, changes nothing."""
     put(store, A, SIZE)
     (path,) = objects_in(root)
@@ -267,7 +267,7 @@ from hotspan.testing.chunks import chain
 from tests.l2.kit.stores import put
 from hotspan.l2.file import FileStore
 from hotspan.l2.log import checked
-from hotspan.l2.metadata import pack_marks
+from hotspan.l2.metadata import pack_updates
 store = FileStore(sys.argv[1])
 for n in range(10**6):
     put(store, chain(str(n), 1)[0], 1 << 20)
@@ -444,14 +444,14 @@ def test_usage_is_that_of_all(root: Path, clock: SimulatedClock) -> None:
 
 
 def test_what_was_left_behind_goes_after_a_while(root: Path, clock: SimulatedClock) -> None:
-    """What nobody finished and epochs that are over are deleted after an hour, unused marks after a day; not before."""
+    """What nobody finished and old epochs are deleted after an hour, unused updates after a day; not before."""
     store = opened(root, clock)
     put(store, A, SIZE)
-    store.mark({B.key: marks_of(TERMS, 9)})
+    store.add_updates({B.key: updates_of(TERMS, 9)})
     store.log.append([Scope()], "me")
     store.log.read(store.log.read(0).generation + 1000)
     put(store, A, SIZE, version=1)
-    store.mark({B.key: marks_of(TERMS, 9)})
+    store.add_updates({B.key: updates_of(TERMS, 9)})
     store.log.append([Scope()], "me")
     (root / "tmp" / "left").write_bytes(b"half")
     (root / "tmp" / "gone").mkdir()
@@ -459,14 +459,14 @@ def test_what_was_left_behind_goes_after_a_while(root: Path, clock: SimulatedClo
     counts = []
     for _ in range(4):
         store.blobs.sweep()
-        marks_alone = [path for path in root.glob(f"objects/*/{B.key.hex()}") if path.is_dir()]
+        updates_alone = [path for path in root.glob(f"objects/*/{B.key.hex()}") if path.is_dir()]
         entries = len(list(root.glob("log/*/*")))
-        counts.append((len(objects_in(root)), entries, len(marks_alone), len(os.listdir(root / "tmp"))))
+        counts.append((len(objects_in(root)), entries, len(updates_alone), len(os.listdir(root / "tmp"))))
         clock.advance({1: 3500, 2: 200, 3: 86400}.get(len(counts), 0))
     assert counts == [(2, 4, 2, 2), (2, 4, 2, 2), (1, 2, 1, 0), (1, 2, 0, 0)]
     one = found(store, A)
     assert one is not None and read(store, one) == frame_of(A.key, SIZE, version=1)
     assert len(store.log.read(0).entries) == 1
-    store.mark({B.key: marks_of(Terms(labels=tag_labels(["new"])), 9)})
+    store.add_updates({B.key: updates_of(Terms(labels=tag_labels(["new"])), 9)})
     assert put(store, B, SIZE)
     store.close()

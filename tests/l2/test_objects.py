@@ -9,10 +9,10 @@ import pytest
 
 from hotspan.core.terms import Scope, Terms, tag_labels
 from hotspan.core.types import ChunkKey
-from hotspan.l2.base import PREAMBLE_BYTES, SharedInvalidation, marks_of
+from hotspan.l2.base import PREAMBLE_BYTES, SharedInvalidation, updates_of
 from hotspan.l2.follower import LogFollower
 from hotspan.l2.log import MAX_ENTRY_BYTES, SharedInvalidationLog, checked
-from hotspan.l2.metadata import ENTRY_BYTES, LIFE_BYTES, MAX_MARKS, new_life, pack_marks, parse_metadata
+from hotspan.l2.metadata import ENTRY_BYTES, LIFE_BYTES, MAX_UPDATES, new_life, pack_updates, parse_metadata
 from hotspan.l2.objects import BlobStore
 from hotspan.testing.chunks import chain
 from hotspan.testing.clock import SimulatedClock
@@ -43,7 +43,7 @@ class TestMemory(SharedStoreTests):
 
 
 class TestMemoryThatNeverEvicts(TestMemory):
-    """The kit, where metadata begins with the first mark."""
+    """The kit, where metadata begins with the first update."""
 
     EVICTS = False
 
@@ -94,7 +94,7 @@ def calls_with_fault(moment: str, nth: int, clock: SimulatedClock, *, evicts: bo
     store, other = (blobs.store() for _ in range(2))
     setattr(blobs, moment, fail)
     insisting(lambda: put(store, A, SIZE))
-    insisting(lambda: store.mark({A.key: marks_of(TAG, 9)}))
+    insisting(lambda: store.add_updates({A.key: updates_of(TAG, 9)}))
     generations = [
         insisting(lambda: log_of(store).append([Scope(tenant=1)], "me")),
         insisting(lambda: log_of(store).append([Scope(tenant=2)], "me")),
@@ -316,7 +316,7 @@ def test_no_entry_is_acknowledged_in_a_log_that_is_lost(blobs: MemoryServer, clo
     assert page.epoch != lost and page.floor > before
 
 
-@pytest.mark.parametrize("call", ["find", "get", "put", "mark", "delete"])
+@pytest.mark.parametrize("call", ["find", "get", "put", "update", "delete"])
 def test_a_put_after_an_outage_goes_to_the_epoch_that_holds(blobs: MemoryServer, call: str) -> None:
     """Where a call failed and the medium comes back empty, what is put at once is not put into the epoch before."""
     store = blobs.store()
@@ -326,7 +326,7 @@ def test_a_put_after_an_outage_goes_to_the_epoch_that_holds(blobs: MemoryServer,
         "find": lambda: found(store, A),
         "get": lambda: read(store, one),
         "put": lambda: put(store, A, SIZE),
-        "mark": lambda: store.mark({A.key: marks_of(TAG, 9)}),
+        "update": lambda: store.add_updates({A.key: updates_of(TAG, 9)}),
         "delete": lambda: store.delete([A.key], TENANT),
     }
 
@@ -356,14 +356,14 @@ def test_an_object_lives_as_long_as_its_metadata(blobs: MemoryServer) -> None:
         assert found(store, A) is None
         blobs.data[name] = before
         assert found(store, A) is not None
-        blobs.data[name] = before + bytes(ENTRY_BYTES) * (MAX_MARKS + 1)
+        blobs.data[name] = before + bytes(ENTRY_BYTES) * (MAX_UPDATES + 1)
         assert found(store, A) is None and put(store, A, SIZE, version=1)
         one = found(store, A)
         assert one is not None and one.terms == TERMS and read(store, one) == frame_of(A.key, SIZE, version=1)
 
 
-def test_without_eviction_metadata_begins_with_the_first_mark(blobs: MemoryServer) -> None:
-    """A put writes its object alone; marks that were there before it are written again, so that they are younger."""
+def test_without_eviction_metadata_begins_with_the_first_update(blobs: MemoryServer) -> None:
+    """A put writes its object alone; updates that were there before it are written again, so that they are younger."""
     blobs.evicts = False
     store = blobs.store()
     appended: list[str] = []
@@ -371,7 +371,7 @@ def test_without_eviction_metadata_begins_with_the_first_mark(blobs: MemoryServe
     assert put(store, A, SIZE)
     assert [name for name in blobs.data if A.key.hex() in name and "metadata" in name] == []
     assert appended.count("append metadata") == 0
-    store.mark({A.key: marks_of(TAG, 9)})
+    store.add_updates({A.key: updates_of(TAG, 9)})
     del blobs.data[next(name for name in blobs.data if name.startswith("objects/"))]
     assert found(store, A) is None and put(store, A, SIZE, version=1)
     one = found(store, A)
@@ -389,10 +389,10 @@ def test_without_eviction_metadata_of_something_else_is_a_miss(blobs: MemoryServ
     assert read(store, found(store, A)) == frame_of(A.key, SIZE, version=1)
 
 
-def test_a_mark_that_can_not_be_read_makes_it_wild() -> None:
-    """A bit that flipped, an end that is missing: any tag takes the chunk, and the other marks count."""
-    life, marks = new_life(), marks_of(TAG, 9)
-    whole = life + pack_marks(marks) * 2
+def test_a_update_that_can_not_be_read_makes_it_wild() -> None:
+    """A bit that flipped, an end that is missing: any tag takes the chunk, and the other updates count."""
+    life, updates = new_life(), updates_of(TAG, 9)
+    whole = life + pack_updates(updates) * 2
     assert parse_metadata(whole) is not None
     for at in range(LIFE_BYTES, len(whole)):
         flipped = bytearray(whole)
@@ -401,7 +401,7 @@ def test_a_mark_that_can_not_be_read_makes_it_wild() -> None:
             metadata = parse_metadata(damaged)
             assert metadata is not None
             if (len(damaged) - LIFE_BYTES) % ENTRY_BYTES or damaged == bytes(flipped):
-                assert b"" in metadata.marks
+                assert b"" in metadata.updates
 
 
 def test_the_epoch_is_read_again_where_nobody_reads_the_log(blobs: MemoryServer, clock: SimulatedClock) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hotspan.core.terms import Scope, Terms
-from hotspan.l2.base import marks_of
+from hotspan.l2.base import updates_of
 from hotspan.l2.file import FileStore
 from hotspan.l2.options import FileOptions
 from hotspan.l2.tree import Tree
@@ -93,11 +93,11 @@ def test_a_planted_link_leads_nowhere(
     planted.unlink(missing_ok=True)
     planted.symlink_to(victim if kind == "directory" else victim / "data")
     before = contents(victim)
-    mark = marks_of(Terms(labels=frozenset([5])), 9)[0]
+    update = updates_of(Terms(labels=frozenset([5])), 9)[0]
     for _ in range(3):
         for call in (
             lambda: found(store, A),
-            lambda: store.mark({A.key: [mark], B.key: [mark]}),
+            lambda: store.add_updates({A.key: [update], B.key: [update]}),
             lambda: put(store, A, SIZE),
             lambda: put(store, B, SIZE),
             lambda: store.log.append([Scope(tenant=1)], "me"),

@@ -13,8 +13,8 @@ from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Scope, Terms, tag_labels
 from hotspan.core.types import MIB, Chunk
 from hotspan.l2 import redis_servers
-from hotspan.l2.base import marks_of
-from hotspan.l2.metadata import MAX_BYTES, MAX_MARKS
+from hotspan.l2.base import updates_of
+from hotspan.l2.metadata import MAX_BYTES, MAX_UPDATES
 from hotspan.l2.options import RedisOptions
 from hotspan.l2.redis import RedisStore
 from hotspan.testing.chunks import aligned, chain, key_of
@@ -111,7 +111,7 @@ def test_what_can_not_work_is_refused(url: str, options: dict[str, float]) -> No
 
 
 def test_prefixes_keep_stores_apart(server: RedisServer) -> None:
-    """Two prefixes on one server share neither objects nor marks nor the log nor replicas."""
+    """Two prefixes on one server share neither objects nor updates nor the log nor replicas."""
     one, two = (
         RedisStore(server.url, RedisOptions(prefix=prefix, timeout_s=PATIENCE_S)) for prefix in ("one", "one:1")
     )
@@ -134,14 +134,14 @@ def reads_of(server: RedisServer) -> int:
 
 
 def test_a_long_text_is_one_question(server: RedisServer, store: RedisStore) -> None:
-    """To find 400 chunks and to mark them takes the server a few reads each, not one a chunk."""
+    """To find 400 chunks and to update them takes the server a few reads each, not one a chunk."""
     chunks = chain("text", 400)
     for chunk in chunks:
         put(store, chunk, 4096)
     before = reads_of(server)
     assert all(store.find([chunk.key for chunk in chunks]))
     between = reads_of(server)
-    store.mark({chunk.key: marks_of(Terms(labels=tag_labels(["z"])), 9) for chunk in chunks})
+    store.add_updates({chunk.key: updates_of(Terms(labels=tag_labels(["z"])), 9) for chunk in chunks})
     assert between - before < 40 and reads_of(server) - between < 40
 
 
@@ -168,7 +168,7 @@ def life_of(server: RedisServer, key: str) -> int:
 def test_nothing_is_left_of_what_is_gone(server: RedisServer, store: RedisStore) -> None:
     """An object is two keys; deleted objects leave none; without `ttl_s` no key expires."""
     put(store, A, SIZE)
-    store.mark({A.key: marks_of(TERMS, 9), B.key: marks_of(TERMS, 9)})
+    store.add_updates({A.key: updates_of(TERMS, 9), B.key: updates_of(TERMS, 9)})
     put(store, B, 4096)
     keys = keys_of(server)
     assert len(keys) == 2 + 2 + 1 and {life_of(server, key) for key in keys} == {-1}
@@ -223,7 +223,7 @@ def test_a_call_whose_reply_is_lost_can_be_made_again(
     put(store, B, 4096)
     calls: dict[bytes, Callable[[], object]] = {
         b"SET": lambda: put(late, A, SIZE),
-        b"APPEND": lambda: late.mark({B.key: marks_of(tag, 9)}),
+        b"APPEND": lambda: late.add_updates({B.key: updates_of(tag, 9)}),
         b"XADD": lambda: late.log.append([Scope(tenant=5)], "me"),
     }
     assert found(late, A) is None
@@ -247,16 +247,16 @@ def test_a_call_whose_reply_is_lost_can_be_made_again(
 
 
 def test_what_was_put_expires(server: RedisServer) -> None:
-    """With `ttl_s` object and metadata go after that time, marked or hit or not, put or not; the log stays."""
+    """With `ttl_s` object and metadata go after that time, updated or hit or not, put or not; the log stays."""
     store = RedisStore(server.url, RedisOptions(ttl_s=60, timeout_s=PATIENCE_S))
-    store.mark({A.key: marks_of(TERMS, 9), B.key: marks_of(TERMS, 9)})
+    store.add_updates({A.key: updates_of(TERMS, 9), B.key: updates_of(TERMS, 9)})
     (alone,) = keys_of(server, f"*{B.key.hex()}}}")
-    assert 30_000 < life_of(server, alone) <= 60_000, "marks of a chunk that nobody puts stay for ever"
+    assert 30_000 < life_of(server, alone) <= 60_000, "updates of a chunk that nobody puts stay for ever"
     put(store, A, SIZE)
     keys = keys_of(server, f"*{A.key.hex()}}}")
     for key in keys:
         server.ask("PEXPIRE", key, "30000")
-    store.mark({A.key: marks_of(TERMS, 10)})
+    store.add_updates({A.key: updates_of(TERMS, 10)})
     read(store, found(store, A))
     assert len(keys) == 2 and all(0 < life_of(server, key) <= 30_000 for key in keys)
     assert life_of(server, "hotspan:2:{log}") == -1
@@ -298,7 +298,7 @@ def test_an_object_of_another_size_is_a_miss(server: RedisServer, store: RedisSt
 
 @pytest.mark.parametrize(("policy", "ttl_s", "least"), [("allkeys-lru", None, 0), ("volatile-lru", 600, 3)])
 def test_a_server_that_evicts_tells_no_lies(tmp_path: Path, policy: str, ttl_s: float | None, least: int) -> None:
-    """Of more than fits, whatever is found is read whole, with its marks, or is gone for all from then on.
+    """Of more than fits, whatever is found is read whole, with its updates, or is gone for all from then on.
 
     Under allkeys-lru the log may go, and everything with it: to the server all is equally old in the test's second.
     """
@@ -310,7 +310,7 @@ def test_a_server_that_evicts_tells_no_lies(tmp_path: Path, policy: str, ttl_s: 
                 assert put(store, chunk, SIZE)
             except OSError as error:
                 assert error.errno == errno.ENOSPC
-            store.mark({chunk.key: marks_of(Terms(labels=tag_labels(["z"])), 9)})
+            store.add_updates({chunk.key: updates_of(Terms(labels=tag_labels(["z"])), 9)})
         whole = 0
         for chunk in chunks:
             one = found(store, chunk)
@@ -404,18 +404,18 @@ def test_a_text_with_more_metadata_than_a_reply_holds_is_found(
     """What many requests have hit is read in several calls."""
     monkeypatch.setattr(redis_servers, "MAX_REPLY_BYTES", 64 << 10)
     chunks = chain("a", 12)
-    marks = marks_of(Terms(is_wild=True), 1) * 1000
+    updates = updates_of(Terms(is_wild=True), 1) * 1000
     for chunk in chunks:
         put(store, chunk, 4096)
     for chunk in chunks:
-        store.mark({chunk.key: marks})
+        store.add_updates({chunk.key: updates})
     assert [one.record.key for one in store.find([chunk.key for chunk in chunks]) if one] == [c.key for c in chunks]
 
 
 def test_metadata_does_not_grow_for_ever(server: RedisServer, store: RedisStore) -> None:
-    """Marks are added until there are too many for the chunk to be found; a put begins anew with none."""
+    """Updates are added until there are too many for the chunk to be found; a put begins anew with none."""
     for _ in range(5):
-        store.mark({A.key: marks_of(Terms(is_wild=True), 1) * (MAX_MARKS // 2)})
+        store.add_updates({A.key: updates_of(Terms(is_wild=True), 1) * (MAX_UPDATES // 2)})
     (name,) = keys_of(server, "*metadata*")
     assert MAX_BYTES < int(server.ask("STRLEN", name)[1:]) <= 2 * MAX_BYTES
     assert put(store, A, 4096) and found(store, A) is not None

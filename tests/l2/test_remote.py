@@ -327,14 +327,14 @@ def test_a_tag_counts_for_what_lies_behind_a_gap(make: Callable[..., Replica], s
         assert replica.ask(text)[1:] == [False, False]
 
 
-def test_tags_of_a_new_text_are_one_mark(make: Callable[..., Replica], server: MemoryServer) -> None:
+def test_tags_of_a_new_text_are_one_update(make: Callable[..., Replica], server: MemoryServer) -> None:
     """What is nowhere yet gets its tags from who stores it: only where it would begin they are written down before."""
     one, text = make(), chain("text", 50)
     assert one.ask(text) == [False] * 50
     for chunk in text:
         one.tier.join(chunk.key, Terms(labels=frozenset([7])))
     one.turn()
-    assert server.marked == {text[0].key}
+    assert server.updated == {text[0].key}
 
 
 def test_the_store_is_measured_once_at_a_time(
@@ -369,7 +369,7 @@ def test_a_tag_that_came_later_than_an_invalidation_counts_from_then_on(make: Ca
     assert make("d").ask([chunk]) == [False]
 
 
-def test_marks_that_failed_are_written_later(make: Callable[..., Replica], server: MemoryServer) -> None:
+def test_updates_that_failed_are_written_later(make: Callable[..., Replica], server: MemoryServer) -> None:
     """A tag that could not be written when a request hit the chunk is written when the store is back."""
     a = make("a")
     (chunk,) = chain("text", 1)
@@ -382,7 +382,7 @@ def test_marks_that_failed_are_written_later(make: Callable[..., Replica], serve
     server.before = fail
     a.tier.join(chunk.key, Terms(labels=frozenset({9})))
     a.turn()
-    assert chunk.key not in server.marked
+    assert chunk.key not in server.updated
     server.before = lambda call: None
     a.turn()
     b = make("b")
@@ -478,11 +478,11 @@ def test_a_parent_that_was_stored_anew_keeps_its_children_while_others_invalidat
     assert make("d").ask(chunks) == [True, False, False], "it may have been taken with what it stood on"
 
 
-def test_too_many_marks_forget_who_has_most(
+def test_too_many_updates_forget_who_has_most(
     make: Callable[..., Replica], server: MemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where there are more tags than can be remembered, all of one tenant is invalidated, and others' tags count."""
-    monkeypatch.setattr(follower, "_MAX_MARKS", 4)
+    monkeypatch.setattr(follower, "_MAX_UPDATES", 4)
     a = make("a")
     hers, his = chain("hers", 5), chain("his", 2)
     a.store(hers, ANNA)
@@ -490,7 +490,7 @@ def test_too_many_marks_forget_who_has_most(
     for chunk in [*his, *hers]:
         terms = BERT if chunk in his else ANNA
         a.tier.join(chunk.key, terms.joined(Terms(labels=frozenset({9}))))
-        assert len(a.follower.marks) <= 4
+        assert len(a.follower.updates) <= 4
     a.turn()
     a.poll()
     assert [entry.scopes for entry in server.entries] == [(Scope(tenant=1),)]
@@ -604,8 +604,8 @@ def test_tags_that_come_all_the_time_hold_up_no_receipt(make: Callable[..., Repl
     for number in range(10, 13):  # the one that counts is written, while others keep coming
         b.tier.join(chain("text", 2)[1].key, Terms(labels=frozenset({number})))
         b.poll()
-        assert b.follower.marks and missing(a.follower) == (["b"] if number == 10 else [])
-        b.tier._submit_marks(at_most=1)
+        assert b.follower.updates and missing(a.follower) == (["b"] if number == 10 else [])
+        b.tier._submit_updates(at_most=1)
         b.queues.run()
         b.tier.finished()
 
@@ -765,60 +765,60 @@ def test_wrong_sizes_are_the_callers_bug(make: Callable[..., Replica]) -> None:
         a.tier.submit_load(chunk.key, aligned(SIZE - 4096))
 
 
-def test_many_marks_go_in_batches(
+def test_many_updates_go_in_batches(
     make: Callable[..., Replica], server: MemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No call of the store carries more than a few hundred keys, and all that was hit is marked in the end."""
+    """No call of the store carries more than a few hundred keys, and all that was hit is updated in the end."""
     counts: list[int] = []
-    mark = BlobStore.mark
+    update = BlobStore.add_updates
 
-    def counted(store: BlobStore, marks: Mapping[ChunkKey, Sequence[bytes]]) -> None:
-        counts.append(len(marks))
-        mark(store, marks)
+    def counted(store: BlobStore, updates: Mapping[ChunkKey, Sequence[bytes]]) -> None:
+        counts.append(len(updates))
+        update(store, updates)
 
-    monkeypatch.setattr(BlobStore, "mark", counted)
+    monkeypatch.setattr(BlobStore, "add_updates", counted)
     a = make("a")
     for chunk in chain("text", 600):
         a.tier.join(chunk.key, Terms(labels=frozenset({9})))
     for _ in range(3):
         a.turn()
-    assert len(server.marked) == 600 == sum(counts) and max(counts) <= 256
+    assert len(server.updated) == 600 == sum(counts) and max(counts) <= 256
 
 
-def test_a_chunk_that_cannot_be_marked_holds_up_no_other(
+def test_a_chunk_that_cannot_be_updated_holds_up_no_other(
     make: Callable[..., Replica], server: MemoryServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The marks of all others are written; in the end the chunk is invalidated, and receipts wait for it no more."""
+    """The updates of all others are written; in the end the chunk is invalidated, and receipts wait for it no more."""
     a, b = make("a"), make("b")
     chunks = chain("text", 12)
     bad = chunks[7].key
     a.store(chunks)
-    mark = BlobStore.mark
+    update = BlobStore.add_updates
 
-    def fails(store: BlobStore, marks: Mapping[ChunkKey, Sequence[bytes]]) -> None:
-        if bad in marks:
+    def fails(store: BlobStore, updates: Mapping[ChunkKey, Sequence[bytes]]) -> None:
+        if bad in updates:
             raise OSError("the metadata of one chunk can't be written")
-        mark(store, marks)
+        update(store, updates)
 
-    monkeypatch.setattr(BlobStore, "mark", fails)
+    monkeypatch.setattr(BlobStore, "add_updates", fails)
     for chunk in chunks:
         a.tier.join(chunk.key, Terms(labels=frozenset({9})))
     for _ in range(20):
         a.turn()
-    assert len(server.marked) == 11 and list(a.follower.marks.oldest(None)) == [bad]
+    assert len(server.updated) == 11 and list(a.follower.updates.oldest(None)) == [bad]
     assert b.invalidate(labels=frozenset({5}))
     a.poll()
     assert missing(b.follower) == ["a"]  # what it has not written may concern the tag that was invalidated
     server.clock.advance(11)
     a.poll()
     a.tier.finished()
-    a.queues.run()  # the marks fail, the chunk is invalidated, and the log's thread says so
+    a.queues.run()  # the updates fail, the chunk is invalidated, and the log's thread says so
     a.tier.finished()
     a.queues.run()
-    assert a.follower.marks  # which only the scheduler's thread changes
+    assert a.follower.updates  # which only the scheduler's thread changes
     a.turn()
     a.poll()
-    assert not a.follower.marks and missing(b.follower) == []
+    assert not a.follower.updates and missing(b.follower) == []
     b.poll()
     assert b.ask(chunks) == [True] * 7 + [False] * 5
 

@@ -7,9 +7,9 @@ from contextlib import closing
 import pytest
 
 from hotspan.core.terms import Terms
-from hotspan.l2.base import marks_of
+from hotspan.l2.base import updates_of
 from hotspan.l2.blobs import Part
-from hotspan.l2.metadata import MAX_BYTES, MAX_MARKS
+from hotspan.l2.metadata import MAX_BYTES, MAX_UPDATES
 from hotspan.l2.s3 import S3Store
 from hotspan.testing.chunks import chain
 from tests.l2.kit.outages import StoreOutageTests
@@ -44,12 +44,12 @@ class TestS3Store(_Fixtures, SharedStoreTests):
     """Of which nobody stops the server."""
 
     def test_metadata_does_not_grow_for_ever(self, make_store: MakeStore) -> None:
-        """Marks are added until there are too many for the chunk to be found."""
+        """Updates are added until there are too many for the chunk to be found."""
         (chunk,) = chain("a", 1)
         with closing(make_store(100)) as store:
             assert isinstance(store, S3Store)
             for _ in range(5):
-                store.mark({chunk.key: marks_of(Terms(is_wild=True), 1) * (MAX_MARKS // 2)})
+                store.add_updates({chunk.key: updates_of(Terms(is_wild=True), 1) * (MAX_UPDATES // 2)})
             (data,) = store.blobs.read([Part(store.metadata_name(chunk.key), 10 * MAX_BYTES)])
             assert data is not None and MAX_BYTES < len(data) <= 2 * MAX_BYTES
 

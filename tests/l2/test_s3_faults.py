@@ -11,7 +11,7 @@ import pytest
 
 from hotspan.core.errors import ConfigError
 from hotspan.core.terms import Scope, Terms, tag_labels
-from hotspan.l2.base import marks_of
+from hotspan.l2.base import updates_of
 from hotspan.l2.options import S3Options
 from hotspan.l2.s3 import S3Blobs, S3Store
 from hotspan.testing.chunks import aligned, chain
@@ -56,10 +56,10 @@ def replica(place: Place) -> Iterator[Replicas]:
     replicas.close()
 
 
-def test_a_chunk_is_one_object_until_it_is_marked(
+def test_a_chunk_is_one_object_until_it_is_updated(
     replica: Replicas, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One PUT per chunk, under the names that s3.py gives, per tenant; metadata is there from the first mark on."""
+    """One PUT per chunk, under the names that s3.py gives, per tenant; metadata is there from the first update on."""
     store, text, put = replica(), chain("a", 16), obstore.put
     store.log.read(0)
     written: list[str] = []
@@ -73,7 +73,7 @@ def test_a_chunk_is_one_object_until_it_is_marked(
     assert {path.split("/")[-1] for path in objects} == names and place.paths("metadata") == []
     assert all(path.split("/")[2] == f"{TENANT:x}" for path in objects)
     assert places(find(replica(), text, tenant=TENANT + 1)) == []
-    store.mark({text[0].key: marks_of(TAG, 9)})
+    store.add_updates({text[0].key: updates_of(TAG, 9)})
     (path,) = place.paths("metadata")
     assert path.split("/")[-1] == text[0].key.hex() and len(written) == len(text) + 1
 
@@ -88,7 +88,7 @@ def test_a_hit_during_a_delete_keeps_its_tag(
     """
     store, other, (chunk,), delete = replica(), replica(), chain("a", 1), S3Blobs.remove
     put_all(store, [chunk])
-    store.mark({chunk.key: marks_of(TAG if is_known else Terms(labels=tag_labels(["old"])), 9)})
+    store.add_updates({chunk.key: updates_of(TAG if is_known else Terms(labels=tag_labels(["old"])), 9)})
 
     def overtaken(bucket: S3Blobs, paths: Sequence[str]) -> None:
         delete(bucket, paths)
@@ -97,7 +97,7 @@ def test_a_hit_during_a_delete_keeps_its_tag(
         (there,) = find(other, [chunk])
         assert there is not None and (TAG.labels <= there.terms.labels) == is_known
         if not is_known:
-            other.mark({chunk.key: marks_of(TAG, 9)})
+            other.add_updates({chunk.key: updates_of(TAG, 9)})
 
     monkeypatch.setattr(S3Blobs, "remove", overtaken)
     store.delete([chunk.key], TENANT)
@@ -112,17 +112,17 @@ def test_a_hit_during_a_delete_keeps_its_tag(
 def test_a_delete_takes_nothing_from_a_chunk_that_another_delete_made_room_for(
     replica: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Metadata that was emptied and got the same mark again is not what it was, though S3's ETag is of its bytes."""
+    """Metadata that was emptied and got the same update again is not what it was, though S3's ETag is of its bytes."""
     store, other, (chunk,), delete = replica(), replica(), chain("a", 1), S3Blobs.remove
     put_all(store, [chunk])
-    store.mark({chunk.key: marks_of(TAG, 9)})
+    store.add_updates({chunk.key: updates_of(TAG, 9)})
 
     def overtaken(bucket: S3Blobs, paths: Sequence[str]) -> None:
         delete(bucket, paths)
         monkeypatch.setattr(S3Blobs, "remove", delete)
         other.delete([chunk.key], TENANT)
         assert put_all(other, [chunk]) == [True]
-        other.mark({chunk.key: marks_of(TAG, 9)})
+        other.add_updates({chunk.key: updates_of(TAG, 9)})
 
     monkeypatch.setattr(S3Blobs, "remove", overtaken)
     store.delete([chunk.key], TENANT)
@@ -134,7 +134,7 @@ def test_a_delete_by_who_does_not_know_the_tenant_takes_chunk_and_tags(replica: 
     """Such as one that renews a time to live: the chunk is gone as its tags are, and can be put again."""
     store, text = replica(), chain("a", 2)
     put_all(store, text)
-    store.mark({text[0].key: marks_of(TAG, 9)})
+    store.add_updates({text[0].key: updates_of(TAG, 9)})
     store.delete([chunk.key for chunk in text])
     assert places(find(replica(), text)) == []
     assert put_all(store, text, stamp=2) == [True, True]
@@ -144,9 +144,9 @@ def test_a_delete_by_who_does_not_know_the_tenant_takes_chunk_and_tags(replica: 
 def test_a_delete_between_a_put_and_its_hit_leaves_no_chunk_without_its_tag(
     replica: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Marks older than a put may be emptied after a hit that relied on them: then the chunk goes as well."""
+    """Updates older than a put may be emptied after a hit that relied on them: then the chunk goes as well."""
     store, other, (chunk,), create, delete = replica(), replica(), chain("a", 1), S3Blobs.create, S3Blobs.remove
-    store.mark({chunk.key: marks_of(TAG, 9)})
+    store.add_updates({chunk.key: updates_of(TAG, 9)})
 
     def put_late(bucket: S3Blobs, name: str, data: Sequence[memoryview | bytes]) -> bool:
         def removed(other_bucket: S3Blobs, paths: Sequence[str]) -> None:
@@ -189,10 +189,10 @@ def test_with_the_log_all_objects_are_lost(replica: Replicas, place: Place, lost
 
 
 def test_a_put_that_failed_can_be_done_again(replica: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chunk whose put raised, where it writes its marks again or its object, is not there, and can be put."""
+    """A chunk whose put raised, where it writes its updates again or its object, is not there, and can be put."""
     store = replica()
     (chunk,) = chain("a", 1)
-    store.mark({chunk.key: marks_of(TAG, 9)})
+    store.add_updates({chunk.key: updates_of(TAG, 9)})
     write = S3Blobs.put
     for fails_at in ("metadata", "objects"):
 
@@ -242,7 +242,7 @@ def test_a_closed_store_raises(place: Place) -> None:
         lambda: find(store, text),
         lambda: store.get(found, [aligned(FRAME_BYTES)]),
         lambda: put_all(store, text),
-        lambda: store.mark({text[0].key: [b"mark"]}),
+        lambda: store.add_updates({text[0].key: [b"update"]}),
         lambda: store.delete([text[0].key]),
         lambda: store.usage(),
         lambda: log.append([Scope()], "a"),

@@ -18,7 +18,7 @@ from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Terms
 from hotspan.core.types import MIB, ChunkKey
 from hotspan.daemon.stored import StoredObject
-from hotspan.l2.base import PREAMBLE_BYTES, marked
+from hotspan.l2.base import PREAMBLE_BYTES, updated
 from hotspan.tiers.base import Fault, Transfer
 from hotspan.tiers.directory import DirectoryLayout
 from hotspan.tiers.disk_slab import DiskOptions, DiskSlab
@@ -156,7 +156,7 @@ class DiskCopies:
         return is_begun
 
     def note(self, stored: StoredObject) -> None:
-        """The marks of an object changed."""
+        """The updates of an object changed."""
         if stored.record and stored.key in self.slab:
             self.slab.stamp(stored.key, _record(stored).terms)
 
@@ -258,11 +258,11 @@ def _record(stored: StoredObject) -> Record:
     own = unpack(stored.record) if stored.record else None
     if own is None or own.payload_bytes != stored.size - PREAMBLE_BYTES - HEADER_BYTES:
         return Record(stored.key, None, _FOREIGN, stored.size, Terms(), secrets.randbits(64))
-    return own._replace(payload_bytes=stored.size, terms=marked(own.terms, stored.marks))
+    return own._replace(payload_bytes=stored.size, terms=updated(own.terms, stored.updates))
 
 
 def _object(record: Record) -> StoredObject:
     """An object that is on disk only."""
     own = record._replace(payload_bytes=record.payload_bytes - PREAMBLE_BYTES - HEADER_BYTES)
     packed = b"" if record.namespace == _FOREIGN else pack(own)
-    return StoredObject(record.key, record.payload_bytes, (), packed, is_saved=True, has_all_marks=False)
+    return StoredObject(record.key, record.payload_bytes, (), packed, is_saved=True, has_all_updates=False)

@@ -1,9 +1,9 @@
-"""Metadata of chunks that are not here: the marks that hits add, kept until the chunk is stored.
+"""Metadata of chunks that are not here: the updates that hits add, kept until the chunk is stored.
 
-    a mark, on a chunk that is here or not -> its slot: from when and until when such marks expire      durable with it
-    a chunk that is not here               -> its marks, of the newest 65,536 such chunks               in memory only
+    an update, of a chunk that is here or not -> its slot: from when and until when such updates expire  durable with it
+    a chunk that is not here                  -> its updates, of the newest 65,536 such chunks           in memory only
 
-Chunks share slots. A chunk whose marks are not in memory any more gets what covers all that its slot stands for: any
+Chunks share slots. A chunk whose updates are not in memory any more gets what covers all that its slot stands for: any
 tag takes it, and it expires with the first of them; while some have expired and others not, it is a miss.
 """
 
@@ -16,17 +16,17 @@ import numpy as np
 from hotspan.core.clock import Clock
 from hotspan.core.terms import Terms
 from hotspan.core.types import ChunkKey
-from hotspan.daemon.stored import StoredObject, joined_marks
-from hotspan.l2.base import marked, marks_of
+from hotspan.daemon.stored import StoredObject, joined_updates
+from hotspan.l2.base import updated, updates_of
 
 MAX_CHUNKS = 1 << 16
 SLOTS = 1 << 22
-"""Of 8 bytes. One chunk in 60 shares its slot if 65,536 chunks ever got marks, one in 5 if a million did."""
+"""Of 8 bytes. One chunk in 60 shares its slot if 65,536 chunks ever got updates, one in 5 if a million did."""
 
 _SLOT = np.dtype([("first", "<u4"), ("last", "<u4")])
 _CHANGE = np.dtype([("slot", "<u4"), *_SLOT.descr])
 _NEVER = 0xFFFFFFFF
-"""The first expiry, in Unix seconds, where no mark has one; the last one is 1 then, and 0 where there are no marks."""
+"""The first expiry, in Unix seconds, where no update has one; the last one is 1 then, and 0 without updates."""
 
 
 class AbsentMetadata:
@@ -39,17 +39,17 @@ class AbsentMetadata:
         self._clock = clock
         self._is_kept = is_kept
         self._max_chunks = max_chunks
-        self._marks: OrderedDict[ChunkKey, set[bytes]] = OrderedDict()
+        self._updates: OrderedDict[ChunkKey, set[bytes]] = OrderedDict()
         self._slots = np.zeros(SLOTS, _SLOT)
         self._used = 0  # slots
         self._changed: deque[int] = deque()  # slots, for the thread that writes the log
 
-    def note(self, key: ChunkKey, marks: Iterable[bytes]) -> None:
-        """Remember that a chunk, be it here or not, got marks."""
-        expiries = [at for mark in marks if (at := min(marked(Terms(), [mark]).expires_s, _NEVER - 1))]
+    def note(self, key: ChunkKey, updates: Iterable[bytes]) -> None:
+        """Remember that a chunk, be it here or not, got updates."""
+        expiries = [at for update in updates if (at := min(updated(Terms(), [update]).expires_s, _NEVER - 1))]
         slot = _slot_of(key)
         first, last = self._slots[slot].item()
-        if last <= self._clock.unix():  # the marks of before bind no chunk that is stored from now on by their expiry
+        if last <= self._clock.unix():  # the updates of before bind no chunk that is stored from now on by their expiry
             first = _NEVER
         span = (min(first, *expiries, _NEVER), max(last, *expiries, 1))
         if span != self._slots[slot].item():
@@ -58,43 +58,43 @@ class AbsentMetadata:
             if self._is_kept:
                 self._changed.append(slot)
 
-    def add(self, key: ChunkKey, marks: Iterable[bytes]) -> None:
-        """A chunk that is not here got marks."""
-        marks, knows = list(marks), self.knows(key)
-        self.note(key, marks)
+    def add(self, key: ChunkKey, updates: Iterable[bytes]) -> None:
+        """A chunk that is not here got updates."""
+        updates, knows = list(updates), self.knows(key)
+        self.note(key, updates)
         if knows:  # else the slot covers these, too
-            self._keep(key, joined_marks(self._marks.get(key, set()), marks))
+            self._keep(key, joined_updates(self._updates.get(key, set()), updates))
 
     def evicted(self, stored: StoredObject) -> None:
         """A chunk is not here any more."""
-        if stored.has_all_marks:
-            self._keep(stored.key, stored.marks)
+        if stored.has_all_updates:
+            self._keep(stored.key, stored.updates)
 
     def deleted(self, key: ChunkKey) -> None:
-        """A chunk was deleted, with its marks, of which none was covered by its slot."""
+        """A chunk was deleted, with its updates, of which none was covered by its slot."""
         self._keep(key, set())
 
     def knows(self, key: ChunkKey) -> bool:
-        """Whether all marks of a chunk that is not here are known."""
-        return key in self._marks or not self._slots[_slot_of(key)]["last"]
+        """Whether all updates of a chunk that is not here are known."""
+        return key in self._updates or not self._slots[_slot_of(key)]["last"]
 
     def take(self, key: ChunkKey) -> set[bytes]:
-        """The marks of a chunk that is stored now.
+        """The updates of a chunk that is stored now.
 
         They are of generation 0: that somebody hit the chunk before does not let this one outlive an invalidation.
         """
-        marks = self._marks.pop(key, None)
-        if marks is not None:
-            return set(marks_of(marked(Terms(), marks), 0))
+        updates = self._updates.pop(key, None)
+        if updates is not None:
+            return set(updates_of(updated(Terms(), updates), 0))
         first, last = self._slots[_slot_of(key)].item()
         if not last:
             return set()
         is_bound = self._clock.unix() < last
-        return set(marks_of(Terms(is_wild=True, expires_s=first if is_bound else 0), 0))
+        return set(updates_of(Terms(is_wild=True, expires_s=first if is_bound else 0), 0))
 
     def clear(self) -> None:
-        """No chunk that is stored from now on has marks."""
-        self._marks.clear()
+        """No chunk that is stored from now on has updates."""
+        self._updates.clear()
         self._changed.clear()
         self._slots = np.zeros(SLOTS, _SLOT)
         self._used = 0
@@ -131,13 +131,13 @@ class AbsentMetadata:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _keep(self, key: ChunkKey, marks: set[bytes]) -> None:
-        """Keep marks in memory, if the slot knows of any; those to which nothing was added for longest are dropped."""
-        self._marks.pop(key, None)
+    def _keep(self, key: ChunkKey, updates: set[bytes]) -> None:
+        """Keep updates in memory, if the slot knows of any; those to which nothing was added longest are dropped."""
+        self._updates.pop(key, None)
         if self._slots[_slot_of(key)]["last"]:
-            self._marks[key] = marks
-        while len(self._marks) > self._max_chunks:
-            self._marks.popitem(last=False)
+            self._updates[key] = updates
+        while len(self._updates) > self._max_chunks:
+            self._updates.popitem(last=False)
 
     def _packed(self, slots: "np.ndarray[tuple[int], np.dtype[np.intp]]") -> str:
         table = np.empty(len(slots), _CHANGE)

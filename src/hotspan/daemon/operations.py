@@ -13,7 +13,7 @@ from hotspan.core.types import ChunkKey
 from hotspan.daemon.log import NodeLog
 from hotspan.daemon.pool import Pool
 from hotspan.daemon.stored import Refusal, StoredObject, Writing
-from hotspan.l2.base import MARK_BYTES
+from hotspan.l2.base import UPDATE_BYTES
 from hotspan.l2.blobs import Entry
 from hotspan.l2.daemon_protocol import (
     BUFFER_BYTES,
@@ -28,10 +28,10 @@ from hotspan.l2.daemon_protocol import (
     LOG_ENTRY,
     LOG_HEAD,
     LOG_READ,
-    MARKS,
     MAX_KEYS,
     REQUEST,
     RESERVE,
+    UPDATES,
     USAGE,
     Operation,
     Status,
@@ -89,7 +89,7 @@ class Operations:
             Operation.RESERVE: self._reserve,
             Operation.COMMIT: self._commit,
             Operation.ABORT: self._abort,
-            Operation.MARK: self._mark,
+            Operation.UPDATE: self._update,
             Operation.DELETE: self._delete,
             Operation.USAGE: self._usage,
             Operation.LOG_PART: self._log_part,
@@ -144,7 +144,7 @@ class Operations:
         self._pool.use([each.key for each in found])
 
     def _describe(self, client: Client, body: memoryview) -> bytes:
-        """As many as fit into an answer: with many marks or extents the client asks again for the rest."""
+        """As many as fit into an answer: with many updates or extents the client asks again for the rest."""
         left = _max_bytes(client) - len(_OK) - DESCRIBED.size
         versions: list[int] = []
         entries: list[bytes] = []
@@ -190,16 +190,16 @@ class Operations:
     async def _once_durable(self, is_durable: Awaitable[bool], answer: bytes) -> bytes:
         return answer if await is_durable else _REFUSALS[Refusal.NO_ROOM]
 
-    def _mark(self, client: Client, body: memoryview) -> Reply:
+    def _update(self, client: Client, body: memoryview) -> Reply:
         at = 0
         while at < len(body):
-            key, count = MARKS.unpack_from(body, at)
-            at += MARKS.size
-            marks = [bytes(body[at + n * MARK_BYTES : at + (n + 1) * MARK_BYTES]) for n in range(count)]
-            at += count * MARK_BYTES
+            key, count = UPDATES.unpack_from(body, at)
+            at += UPDATES.size
+            updates = [bytes(body[at + n * UPDATE_BYTES : at + (n + 1) * UPDATE_BYTES]) for n in range(count)]
+            at += count * UPDATE_BYTES
             if at > len(body):
-                raise BadRequest("marks are cut")
-            self._pool.mark({ChunkKey(key): marks})
+                raise BadRequest("updates are cut")
+            self._pool.add_updates({ChunkKey(key): updates})
         return self._noted(_OK)
 
     def _delete(self, client: Client, body: memoryview) -> Reply:
@@ -271,8 +271,8 @@ def _keys(body: memoryview) -> list[ChunkKey]:
 
 def _entry(stored: StoredObject) -> bytes:
     extents = b"".join(EXTENT.pack(*extent) for extent in stored.extents)
-    head = ENTRY.pack(stored.size, len(stored.extents), len(stored.marks), stored.record)
-    return b"".join([head, extents, *stored.marks])
+    head = ENTRY.pack(stored.size, len(stored.extents), len(stored.updates), stored.record)
+    return b"".join([head, extents, *stored.updates])
 
 
 def _max_bytes(client: Client) -> int:

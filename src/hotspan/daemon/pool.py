@@ -23,7 +23,7 @@ from hotspan.daemon.disk import DiskCopies
 from hotspan.daemon.leases import Lease, LeaseBook
 from hotspan.daemon.metadata import AbsentMetadata
 from hotspan.daemon.space import FreeSpace
-from hotspan.daemon.stored import PoolCounts, Refusal, StoredObject, Writing, joined_marks
+from hotspan.daemon.stored import PoolCounts, Refusal, StoredObject, Writing, joined_updates
 from hotspan.l2.daemon_protocol import CHANGE_BITS
 from hotspan.tiers.base import Fault
 from hotspan.tiers.eviction import LeafArc, Shares
@@ -104,8 +104,8 @@ class Pool:
         self._come(stored)
         self.counts.stored += 1
         self.counts.stored_bytes += stored.size
-        stored.has_all_marks = self.metadata.knows(stored.key)
-        stored.marks = self.metadata.take(stored.key)
+        stored.has_all_updates = self.metadata.knows(stored.key)
+        stored.updates = self.metadata.take(stored.key)
         self._end(writing, self._writing)
         if self._disk is not None:
             self._unsaved[stored] = None
@@ -199,9 +199,9 @@ class Pool:
     # -- changing ------------------------------------------------------------------------------------------------------
 
     def delete(self, key: ChunkKey) -> bool:
-        """Forget an object, its copy and its marks, whether it was there whole. One that is being written stays."""
+        """Forget an object, its copy and its updates, whether it was there whole. One that is being written stays."""
         stored = self._objects.get(key)
-        if self.metadata.knows(key) if stored is None else stored.has_all_marks:
+        if self.metadata.knows(key) if stored is None else stored.has_all_updates:
             self.metadata.deleted(key)
         if stored is None:
             return False
@@ -210,21 +210,21 @@ class Pool:
         return True
 
     def forget_own(self) -> None:
-        """Nobody can tell any more what was invalidated: hotspan's own objects go, and all marks."""
+        """Nobody can tell any more what was invalidated: hotspan's own objects go, and all updates."""
         for stored in [each for each in self._objects.values() if each.record]:
             self._remove(stored)
             self.counts.deleted += 1
         self.metadata.clear()
 
-    def mark(self, marks: Mapping[ChunkKey, Iterable[bytes]]) -> None:
-        """Add marks to objects, be they there or not."""
-        for key, added in marks.items():
+    def add_updates(self, updates: Mapping[ChunkKey, Iterable[bytes]]) -> None:
+        """Add updates to objects, be they there or not."""
+        for key, added in updates.items():
             stored = self._objects.get(key)
             if stored is None:
                 self.metadata.add(key, added)
-            elif (joined := joined_marks(stored.marks, added)) != stored.marks:
+            elif (joined := joined_updates(stored.updates, added)) != stored.updates:
                 self.metadata.note(key, added)
-                stored.marks = joined
+                stored.updates = joined
                 if self._disk is not None:
                     self._disk.note(stored)
                 stored.version += 1

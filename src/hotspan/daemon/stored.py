@@ -9,11 +9,11 @@ from typing import NamedTuple
 from hotspan.core.terms import MAX_LABELS, Terms
 from hotspan.core.types import PAGE_BYTES, ChunkKey, round_up
 from hotspan.daemon.space import Extent
-from hotspan.l2.base import marked, marks_of
+from hotspan.l2.base import updated, updates_of
 from hotspan.l2.options import OWN_BUCKET
 from hotspan.tiers.record import unpack
 
-_MAX_MARKS = 2 * MAX_LABELS
+_MAX_UPDATES = 2 * MAX_LABELS
 
 
 class Standing(NamedTuple):
@@ -39,21 +39,21 @@ class StoredObject:
     room:    bytes of the segment that they take, or would take. is_saved: they are on disk, too.
     pins:    leases that read it. is_gone: it was deleted, and its bytes stay until the last of them ends.
     record:  what one of hotspan's own begins with; empty for any other.
-    marks:   what was added to its terms since.
+    updates: what was added to its terms since.
     version: by which clients know what they were told of it; see `CHANGE_BITS`.
-    has_all_marks: False if it may have had others, which its slot covers (daemon/metadata.py).
+    has_all_updates: False if it may have had others, which its slot covers (daemon/metadata.py).
     """
 
     key: ChunkKey
     size: int
     extents: Sequence[Extent]
     record: bytes = b""
-    marks: set[bytes] = field(default_factory=set)
+    updates: set[bytes] = field(default_factory=set)
     pins: int = 0
     is_gone: bool = False
     version: int = 0
     is_saved: bool = False
-    has_all_marks: bool = True
+    has_all_updates: bool = True
     room: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,13 +97,13 @@ class Writing:
             each()
 
 
-def joined_marks(marks: set[bytes], more: Iterable[bytes]) -> set[bytes]:
+def joined_updates(updates: set[bytes], more: Iterable[bytes]) -> set[bytes]:
     """Both; where they are too many, fewer that say the same or take the object along sooner."""
-    joined = marks.union(more)
-    if len(joined) <= _MAX_MARKS:
+    joined = updates.union(more)
+    if len(joined) <= _MAX_UPDATES:
         return joined
-    terms = marked(Terms(), joined)
-    return set(marks_of(terms, terms.generation))
+    terms = updated(Terms(), joined)
+    return set(updates_of(terms, terms.generation))
 
 
 @dataclass(slots=True)

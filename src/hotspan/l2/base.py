@@ -1,10 +1,10 @@
 """What an L2 is to hotspan: objects under chunk keys that all replicas share, and a log of what was invalidated.
 
-    object = [ record 256 | zeros up to 4096 ][ frame: header 4096, payload ]       marks: terms joined since
+    object = [ record 256 | zeros up to 4096 ][ frame: header 4096, payload ]       updates: terms joined since
 
 The record says what a chunk stands on and on which terms it is kept; the frame (core/frame.py) proves its bytes. What a
 store answers is believed of neither: the reader verifies the frame against the record, and the record by its checksum.
-Objects never change; a mark adds to the terms of one, and marks commute, so that replicas need no lock.
+Objects never change; an update adds to the terms of one, and updates commute, so that replicas need no lock.
 """
 
 import struct
@@ -20,30 +20,32 @@ from hotspan.tiers.record import Record
 PREAMBLE_BYTES = PAGE_BYTES
 """What stands before the frame in an object that is one run of bytes: its record, padded."""
 
-MARK_BYTES = 17
-_MARK = struct.Struct(">cQQ")  # kind, value, generation: in this order they sort, the earliest mark of a label first
+UPDATE_BYTES = 17
+_UPDATE = struct.Struct(
+    ">cQQ"
+)  # kind, value, generation: in this order they sort, the earliest update of a label first
 _LABEL, _EXPIRY, _WILD = b"L", b"E", b"W"
 
 
-def marks_of(terms: Terms, generation: int) -> list[bytes]:
+def updates_of(terms: Terms, generation: int) -> list[bytes]:
     """What a request under `terms` adds to a chunk that it hits at `generation`: 17 bytes each, in any order."""
-    marks = [_MARK.pack(_LABEL, value, generation) for value in sorted(terms.labels)]
+    updates = [_UPDATE.pack(_LABEL, value, generation) for value in sorted(terms.labels)]
     if terms.expires_s:
-        marks.append(_MARK.pack(_EXPIRY, terms.expires_s, generation))
+        updates.append(_UPDATE.pack(_EXPIRY, terms.expires_s, generation))
     if terms.is_wild:
-        marks.append(_MARK.pack(_WILD, 0, generation))
-    return marks
+        updates.append(_UPDATE.pack(_WILD, 0, generation))
+    return updates
 
 
-def marked(terms: Terms, marks: Iterable[bytes]) -> Terms:
-    """The terms of a chunk with its marks, whatever their order and however often each is there.
+def updated(terms: Terms, updates: Iterable[bytes]) -> Terms:
+    """The terms of a chunk with its updates, whatever their order and however often each is there.
 
-    Its generation is that of the latest mark that changed them: it outlived all that was invalidated before. Of several
-    marks of one label the earliest counts. A mark that can't be read makes the chunk wild: any tag takes it.
+    Its generation is that of the latest update that changed them: it outlived all that was invalidated before. Of
+    several updates of one label the earliest counts. One that can't be read makes the chunk wild: any tag takes it.
     """
     generation = terms.generation
-    for mark in sorted(marks):
-        kind, value, at = _MARK.unpack(mark) if len(mark) == MARK_BYTES else (_WILD, 0, 0)
+    for update in sorted(updates):
+        kind, value, at = _UPDATE.unpack(update) if len(update) == UPDATE_BYTES else (_WILD, 0, 0)
         if kind == _LABEL:
             added = Terms(labels=frozenset([value]))
         elif kind == _EXPIRY:
@@ -61,7 +63,7 @@ def marked(terms: Terms, marks: Iterable[bytes]) -> Terms:
 class Found:
     """An object that is there whole.
 
-    record: as it was put. terms: those of the record, and what was marked since.
+    record: as it was put. terms: those of the record, and what was updated since.
     """
 
     record: Record
@@ -116,12 +118,12 @@ class ObjectStore(Protocol):
         """Store an object, seen by nobody before it is whole. False if one of that key is there already, and stays."""
         ...
 
-    def mark(self, marks: Mapping[ChunkKey, Sequence[bytes]]) -> None:
-        """Add marks to objects, in one round trip where the store can; to those that are not there yet, too."""
+    def add_updates(self, updates: Mapping[ChunkKey, Sequence[bytes]]) -> None:
+        """Add updates to objects, in one round trip where the store can; to those that are not there yet, too."""
         ...
 
     def delete(self, keys: Sequence[ChunkKey], tenant: int = 0) -> None:
-        """Delete objects and their marks; those that are not there are no error."""
+        """Delete objects and their updates; those that are not there are no error."""
         ...
 
     def usage(self) -> StoreUsage:

@@ -18,12 +18,12 @@ from hotspan.core.deadline import Deadline
 from hotspan.core.frame import segment_bytes_for
 from hotspan.core.types import ChunkKey
 from hotspan.l2.base import (
-    MARK_BYTES,
     PREAMBLE_BYTES,
+    UPDATE_BYTES,
     Found,
     Landed,
     StoreUsage,
-    marked,
+    updated,
 )
 from hotspan.l2.blobs import Entry, Stretch
 from hotspan.l2.daemon_client import DaemonClient, DaemonConnection, Segment, understood
@@ -39,9 +39,9 @@ from hotspan.l2.daemon_protocol import (
     LOG_ENTRY,
     LOG_HEAD,
     LOG_READ,
-    MARKS,
     MAX_KEYS,
     RESERVE,
+    UPDATES,
     USAGE,
     Operation,
     Status,
@@ -70,7 +70,7 @@ class _Object(NamedTuple):
     version: int
 
     def has_bytes_of(self, version: int) -> bool:
-        """Whether that version differs from this one in marks at most."""
+        """Whether that version differs from this one in updates at most."""
         return self.version >> CHANGE_BITS == version >> CHANGE_BITS
 
 
@@ -142,15 +142,15 @@ class DaemonStore:
             return status is Status.OK
         raise OSError(_REFUSED.get(status, errno.EIO), f"the daemon has no place for {size} bytes ({status.name})")
 
-    def mark(self, marks: Mapping[ChunkKey, Sequence[bytes]]) -> None:
+    def add_updates(self, updates: Mapping[ChunkKey, Sequence[bytes]]) -> None:
         messages = [b""]
-        for key, added in marks.items():
+        for key, added in updates.items():
             for first in range(0, len(added), 64):
                 few = added[first : first + 64]
                 if len(messages[-1]) > 64 * 1024:
                     messages.append(b"")
-                messages[-1] += MARKS.pack(key, len(few)) + b"".join(few)
-        self._ask_all(Operation.MARK, filter(None, messages))
+                messages[-1] += UPDATES.pack(key, len(few)) + b"".join(few)
+        self._ask_all(Operation.UPDATE, filter(None, messages))
 
     def delete(self, keys: Sequence[ChunkKey], tenant: int = 0) -> None:
         self._ask_all(Operation.DELETE, (b"".join(keys[at : at + 2048]) for at in range(0, len(keys), 2048)))
@@ -199,7 +199,7 @@ class DaemonStore:
                 if size:
                     decoded[version] = _decode(bytes(answer[at : at + size]), version)
                     if version >> CHANGE_BITS == asked >> CHANGE_BITS:
-                        decoded[asked] = decoded[version]  # somebody has added marks since
+                        decoded[asked] = decoded[version]  # somebody has added updates since
                 at += size
             del new[:count]
         return decoded
@@ -283,16 +283,16 @@ def _entries(data: bytes) -> list[Entry]:
 
 
 def _decode(entry: bytes, version: int) -> _Object | None:
-    size, extents, marks, packed = ENTRY.unpack_from(entry)
-    marks_at = ENTRY.size + extents * EXTENT.size
-    if len(entry) != marks_at + marks * MARK_BYTES:
+    size, extents, updates, packed = ENTRY.unpack_from(entry)
+    updates_at = ENTRY.size + extents * EXTENT.size
+    if len(entry) != updates_at + updates * UPDATE_BYTES:
         raise ValueError("an entry is cut")
     record = unpack(packed)
     if record is None:
         return None
-    said = [entry[at : at + MARK_BYTES] for at in range(marks_at, len(entry), MARK_BYTES)]
-    terms = marked(record.terms, said) if said else record.terms
-    return _Object(Found(record, terms), size, _places(entry[ENTRY.size : marks_at]), version)
+    said = [entry[at : at + UPDATE_BYTES] for at in range(updates_at, len(entry), UPDATE_BYTES)]
+    terms = updated(record.terms, said) if said else record.terms
+    return _Object(Found(record, terms), size, _places(entry[ENTRY.size : updates_at]), version)
 
 
 def _places(data: bytes | memoryview) -> tuple[tuple[int, int], ...]:

@@ -1,9 +1,9 @@
 """The daemon protocol: messages over a Unix socket (SEQPACKET), values in shared memory.
 
-    hello:   "HSPUNIX\\0" version 2, sizes of record, mark and preamble 3 x 4
+    hello:   "HSPUNIX\\0" version 2, sizes of record, update and preamble 3 x 4
              -> status 1, version 2, segment bytes 8; and the segment's descriptor
     request: operation 1, n 2, n ids of leases that are over 8 each, body          -> status 1, body
-    entry:   size 8, e 2, m 2, record 256, e x (offset 8, size 8), m x mark 17             of an object, from DESCRIBE
+    entry:   size 8, e 2, u 2, record 256, e x (offset 8, size 8), u x update 17             of an object, from DESCRIBE
 
 Integers are little-endian, and nothing is padded. One request is in work on a connection. What a connection leased and
 reserved ends with it; the bytes of a reservation are given out again only then, or after COMMIT or ABORT: until then
@@ -13,7 +13,7 @@ somebody may be writing there.
 import struct
 from enum import IntEnum
 
-from hotspan.l2.base import MARK_BYTES, PREAMBLE_BYTES
+from hotspan.l2.base import PREAMBLE_BYTES, UPDATE_BYTES
 from hotspan.tiers.record import RECORD_BYTES
 
 VERSION = 2
@@ -28,14 +28,14 @@ FOUND = struct.Struct("<Q")  # lease, 0 for none; then of each key a version 8, 
 DESCRIBED = struct.Struct("<H")  # n, of the first n keys; then n x version 8, n x length 2 (0: not there), the entries
 RESERVE = struct.Struct("<32sQ")
 USAGE = struct.Struct("<QQQ")
-MARKS = struct.Struct("<32sH")
+UPDATES = struct.Struct("<32sH")
 LOG_ENTRY = struct.Struct("<Q16s")  # number, epoch
 LOG_BEGIN = struct.Struct("<16sQ16s")  # epoch that is replaced, zeros for none; then the first entry
 LOG_READ = struct.Struct("<QQ")  # number of the first entry, bytes of those entries that were read already
 LOG_HEAD = struct.Struct("<Q16s?Q")  # of the oldest entry, and whether it has a body; bytes of all that were asked for
 LOG_BODY = struct.Struct("<Q16sI")  # number, epoch, bytes of the body that follows
 
-HELLO_MESSAGE = HELLO.pack(b"HSPUNIX\0", VERSION, RECORD_BYTES, MARK_BYTES, PREAMBLE_BYTES)
+HELLO_MESSAGE = HELLO.pack(b"HSPUNIX\0", VERSION, RECORD_BYTES, UPDATE_BYTES, PREAMBLE_BYTES)
 BUFFER_BYTES = 1 << 20
 """Of a socket, if the kernel allows it, and of what receives a message."""
 
@@ -43,7 +43,7 @@ MAX_KEYS = 512
 """In one FIND or DESCRIBE."""
 
 CHANGE_BITS = 24
-"""Of a version, which change when marks are added; versions that are alike above them are of the same bytes."""
+"""Of a version, which change when updates are added; versions that are alike above them are of the same bytes."""
 
 MAX_RELEASES = 1000
 """In one request."""
@@ -57,7 +57,7 @@ class Operation(IntEnum):
     RESERVE = 3
     COMMIT = 4
     ABORT = 5
-    MARK = 6
+    UPDATE = 6
     DELETE = 7
     USAGE = 8
     LOG_PART = 9

@@ -1,7 +1,7 @@
 """An L2 in a directory that all replicas mount: NFS, a parallel file system, or one machine's own disk.
 
     objects/EPOCH/KEY/object    an object: record, life and zeros up to 4096; then the frame
-    objects/EPOCH/KEY/HEX       its metadata: an empty file per mark, whose name is the mark
+    objects/EPOCH/KEY/HEX       its metadata: an empty file per update, whose name is the update
     epochs/, log/, replicas/    blob_log.py
     tmp/RANDOM                  what is being written, or deleted
 
@@ -229,9 +229,9 @@ def _read_part(part: Part, enter: Enter, call: FileCall) -> bytes | None:
 
 
 def _metadata_in(names: Sequence[str]) -> bytes:
-    """Metadata from the names of its marks; other names are passed over."""
-    marks = [name for name in names if len(name) == 2 * ENTRY_BYTES and not set(name) - set("0123456789abcdef")]
-    return NO_LIFE + b"".join(map(bytes.fromhex, marks))
+    """Metadata from the names of its updates; other names are passed over."""
+    updates = [name for name in names if len(name) == 2 * ENTRY_BYTES and not set(name) - set("0123456789abcdef")]
+    return NO_LIFE + b"".join(map(bytes.fromhex, updates))
 
 
 def _place_in_text(data: bytes) -> int:

@@ -31,7 +31,7 @@ REPORT_TTL_S = 5.0
 _MAX_FOREIGN = 1024
 """Scopes of one tenant that wait for the engine; with more, all of the tenant is invalidated."""
 
-_MAX_MARKS = 1 << 16
+_MAX_UPDATES = 1 << 16
 _LOG_FAULTS_EVERY_S = 60.0
 
 WITNESS_S = 2.0
@@ -50,7 +50,7 @@ class LogFaults(NamedTuple):
     faults: int = 0
 
 
-class PendingMarks:
+class PendingUpdates:
     """Terms that hits added to chunks and that the store does not have yet, of a bounded number of chunks.
 
     One thread changes them; another may ask for their generation.
@@ -63,9 +63,9 @@ class PendingMarks:
         return len(self._terms)
 
     def add(self, key: ChunkKey, terms: Terms) -> int | None:
-        """Terms of one more hit; the tenant whose marks had to be forgotten, if there are too many: who has most."""
+        """Terms of one more hit; the tenant whose updates had to be forgotten, if there are too many: who has most."""
         tenant: int | None = None
-        if len(self._terms) >= _MAX_MARKS and key not in self._terms:
+        if len(self._terms) >= _MAX_UPDATES and key not in self._terms:
             ((tenant, _),) = Counter(each.tenant for each in [*self._terms.values(), terms]).most_common(1)
             self._terms = {name: each for name, each in self._terms.items() if each.tenant != tenant}
         if terms.tenant != tenant:
@@ -73,7 +73,7 @@ class PendingMarks:
         return tenant
 
     def joined(self, found: Found) -> Found:
-        """What was found, with the marks that it lacks."""
+        """What was found, with the updates that it lacks."""
         terms = self._terms.get(found.record.key)
         return found if terms is None else replace(found, terms=found.terms.joined(terms))
 
@@ -88,12 +88,12 @@ class PendingMarks:
                 del self._terms[key]
 
     def defer(self, key: ChunkKey) -> None:
-        """Let a chunk whose marks could not be written wait behind all others."""
+        """Let a chunk whose updates could not be written wait behind all others."""
         if key in self._terms:
             self._terms[key] = self._terms.pop(key)
 
     def limit(self, generation: int) -> int:
-        """A generation, or that of the earliest mark: an invalidation may concern a tag that was hit before it."""
+        """A generation, or that of the earliest update: an invalidation may concern a tag that was hit before it."""
         return min([generation, *(terms.generation for terms in list(self._terms.values()))])
 
 
@@ -108,7 +108,7 @@ class LogFollower:
     generation: of the newest entry read.
     applied:    of the newest entry that the engine took from the queue: what it stores may be older than those behind.
     on_foreign: called, on the thread that reads, when there is something to take from the queue.
-    marks:      until they are written, this replica does not say that it has read what came after one of them.
+    updates:    until they are written, this replica does not say that it has read what came after one of them.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class LogFollower:
         self.replica = replica
         self.view = LogView()
         self.generation = self.applied = since.generation if since is not None else 0
-        self.marks = PendingMarks()
+        self.updates = PendingUpdates()
         self.on_foreign: Callable[[], None] = lambda: None
         self._appended = 0
         self._log = log
@@ -178,7 +178,7 @@ class LogFollower:
             started_s = self._clock.monotonic()
             try:
                 self._take(self._next_page())
-                self._reported = max(self._reported, self.marks.limit(self.generation))
+                self._reported = max(self._reported, self.updates.limit(self.generation))
                 self._log.report(self.replica, self._reported, REPORT_TTL_S)
             except OSError as error:
                 if self.is_fresh:

@@ -21,10 +21,10 @@ import xxhash
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.deadline import Deadline
 from hotspan.core.terms import MAX_LABELS, Terms
-from hotspan.l2.base import StoreUsage, marked, marks_of
+from hotspan.l2.base import StoreUsage, updated, updates_of
 from hotspan.l2.blobs import Addition, Part
 from hotspan.l2.hyperpod_daemon import HyperpodDaemon, Lease
-from hotspan.l2.metadata import ENTRY_BYTES, LIFE_BYTES, NO_LIFE, Metadata, new_life, pack_marks, parse_metadata
+from hotspan.l2.metadata import ENTRY_BYTES, LIFE_BYTES, NO_LIFE, Metadata, new_life, pack_updates, parse_metadata
 from hotspan.l2.objects import BlobStore
 from hotspan.l2.options import HyperpodOptions
 
@@ -40,8 +40,8 @@ _HEAD = struct.Struct("<4sH32s")
 _MAGIC = b"HSHM"
 _CHECK_BYTES = 8
 _MAX_BYTES = _HEAD.size + LIFE_BYTES + MAX_LABELS * ENTRY_BYTES + _CHECK_BYTES
-(_WILD,) = marks_of(Terms(is_wild=True), 0)
-_OVER = frozenset(marks_of(Terms(is_wild=True, expires_s=1), 0))
+(_WILD,) = updates_of(Terms(is_wild=True), 0)
+_OVER = frozenset(updates_of(Terms(is_wild=True, expires_s=1), 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +49,19 @@ class _Metadata:
     """What is known of a chunk's metadata.
 
     last:    its highest number, -1 if there is none. missing: the lowest number known not to be there.
-    marks:   what the last one has; None if it can't be read: nobody knows what it forbids.
+    updates: what the last one has; None if it can't be read: nobody knows what it forbids.
     life:    that of the objects it belongs to; another one once it was emptied.
     """
 
     last: int = -1
     missing: int = MAX_NUMBERS
-    marks: frozenset[bytes] | None = frozenset()
+    updates: frozenset[bytes] | None = frozenset()
     life: bytes = NO_LIFE
 
     @property
     def probe(self) -> int | None:
         """Which number to ask for next; None if the last one is known."""
-        if self.marks is None or self.missing == self.last + 1:
+        if self.updates is None or self.missing == self.last + 1:
             return None
         if self.missing == MAX_NUMBERS:
             return min(max(0, 2 * self.last + 1), MAX_NUMBERS - 1)
@@ -69,40 +69,40 @@ class _Metadata:
 
     @property
     def can_be_emptied(self) -> bool:
-        """Whether the next number can say that there are no marks any more."""
-        return bool(self.marks) and self.last + 1 < MAX_NUMBERS
+        """Whether the next number can say that there are no updates any more."""
+        return bool(self.updates) and self.last + 1 < MAX_NUMBERS
 
     def data(self) -> bytes | None:
         """As a blob."""
-        if self.marks is None:
+        if self.updates is None:
             return b""
-        return self.life + pack_marks(self._all(self.marks)) if self.last >= 0 else None
+        return self.life + pack_updates(self._all(self.updates)) if self.last >= 0 else None
 
     def found(self, number: int, said: Metadata | None) -> "_Metadata":
         """After a number that is there; `said` is None if it can't be read."""
         if said is None:
             return _Metadata(number, self.missing, None)
-        return _Metadata(number, self.missing, frozenset(said.marks), said.life)
+        return _Metadata(number, self.missing, frozenset(said.updates), said.life)
 
-    def successor(self, marks: frozenset[bytes] | None, life: bytes | None = None) -> "_Metadata":
+    def successor(self, updates: frozenset[bytes] | None, life: bytes | None = None) -> "_Metadata":
         """What is put under the next number, unless somebody else puts it first."""
-        return _Metadata(self.last + 1, self.last + 2, marks, life or self.life)
+        return _Metadata(self.last + 1, self.last + 2, updates, life or self.life)
 
-    def joined(self, marks: Iterable[bytes]) -> frozenset[bytes] | None:
-        """What the next number has to say to add marks; None if it is all there. Raises: OSError if that can't be."""
-        if self.marks is None:
+    def joined(self, updates: Iterable[bytes]) -> frozenset[bytes] | None:
+        """What the next number has to say to add updates; None if it is all there. Raises: OSError if that can't be."""
+        if self.updates is None:
             raise OSError("a chunk's metadata can't be read, so that nothing can be added to it")
-        before = marked(Terms(), self._all(self.marks))
-        after = marked(before, marks)
+        before = updated(Terms(), self._all(self.updates))
+        after = updated(before, updates)
         if after == before:
             return None
-        union = self.marks.union(mark or _WILD for mark in marks)
+        union = self.updates.union(update or _WILD for update in updates)
         if len(union) <= MAX_LABELS and self.last + 1 < _LABELS_UNTIL:
             return union
-        return frozenset(marks_of(after.joined(Terms(is_wild=True)), after.generation))
+        return frozenset(updates_of(after.joined(Terms(is_wild=True)), after.generation))
 
-    def _all(self, marks: frozenset[bytes]) -> frozenset[bytes]:
-        return marks | _OVER if self.last == MAX_NUMBERS - 1 else marks
+    def _all(self, updates: frozenset[bytes]) -> frozenset[bytes]:
+        return updates | _OVER if self.last == MAX_NUMBERS - 1 else updates
 
 
 class HyperpodBlobs:
@@ -150,28 +150,28 @@ class HyperpodBlobs:
         deadline = Deadline(self._timeout_s)
         if self.daemon.can_delete(deadline):  # who deletes a former object must not empty what hits of this one rely on
             found = self._found({_name(name): _Metadata()}, deadline)
-            self._put({key: one.successor(one.marks) for key, one in found.items() if one.can_be_emptied}, deadline)
+            self._put({key: one.successor(one.updates) for key, one in found.items() if one.can_be_emptied}, deadline)
         return self.daemon.put(_name(name), data)
 
     def append(self, additions: Sequence[Addition]) -> None:
         """Until a reader finds it: numbers may be there above those that were evicted, and hide what is put below."""
         deadline = Deadline(self._timeout_s)
-        added = {_name(one.name): _marks_in(one.first + one.data) for one in additions if one.data}
+        added = {_name(one.name): _updates_in(one.first + one.data) for one in additions if one.data}
         found = self._found(dict.fromkeys(added, _Metadata()), deadline)
         while found:
             joined = {name: metadata.joined(added[name]) for name, metadata in found.items()}
-            lacking = {name: found[name].successor(marks) for name, marks in joined.items() if marks is not None}
+            lacking = {name: found[name].successor(updates) for name, updates in joined.items() if updates is not None}
             beaten = self._put(lacking, deadline)
             ahead = {name: replace(found[name], missing=found[name].last + 2) for name in beaten}
             self._found(ahead, deadline, hold=True)
-            added |= {name: (*added[name], *(one.marks or ())) for name, one in lacking.items()}
+            added |= {name: (*added[name], *(one.updates or ())) for name, one in lacking.items()}
             found = self._found(dict.fromkeys(lacking, _Metadata()), deadline)
 
     def delete(self, names: Sequence[str]) -> None:
         """On hotspan's own daemon; HyperPod's can't, and its objects stay until it evicts them.
 
         Metadata is emptied under the next number, unless somebody uses that meanwhile, and begins another life: what
-        was put before that is gone with the marks that its hits rely on. If it has all its numbers it stays as it is:
+        was put before that is gone with the updates that its hits rely on. If it has all its numbers it stays as it is:
         who hits the chunk once it is put anew relies on it.
         """
         deadline = Deadline(self._timeout_s)
@@ -186,7 +186,7 @@ class HyperpodBlobs:
         self.daemon.delete_all(objects, deadline)
         emptied = {name: one.successor(frozenset(), new_life()) for name, one in found.items() if one.can_be_emptied}
         self._put(emptied, deadline)
-        damaged = [name for name, one in found.items() if one.marks is None]
+        damaged = [name for name, one in found.items() if one.updates is None]
         self.daemon.delete_all([f"{name}.m{number}" for name in damaged for number in range(MAX_NUMBERS)], deadline)
 
     def usage(self) -> StoreUsage:
@@ -203,7 +203,7 @@ class HyperpodBlobs:
     def _put(self, metadata: Mapping[str, _Metadata], deadline: Deadline) -> list[str]:
         """Put metadata under its number; returns the names where somebody else was faster."""
         values = {
-            f"{name}.m{one.last}": [_packed(name, one.last, one.marks or (), one.life)]
+            f"{name}.m{one.last}": [_packed(name, one.last, one.updates or (), one.life)]
             for name, one in metadata.items()
         }
         stored = self.daemon.put_all(values, deadline)
@@ -262,13 +262,13 @@ def _name(blob: str) -> str:
     return blob.rpartition("/")[2]
 
 
-def _marks_in(data: bytes) -> tuple[bytes, ...]:
+def _updates_in(data: bytes) -> tuple[bytes, ...]:
     metadata = parse_metadata(data)
-    return () if metadata is None else metadata.marks
+    return () if metadata is None else metadata.updates
 
 
-def _packed(name: str, number: int, marks: Iterable[bytes], life: bytes = NO_LIFE) -> bytes:
-    body = _HEAD.pack(_MAGIC, number, bytes.fromhex(name)) + life + pack_marks(sorted(marks))
+def _packed(name: str, number: int, updates: Iterable[bytes], life: bytes = NO_LIFE) -> bytes:
+    body = _HEAD.pack(_MAGIC, number, bytes.fromhex(name)) + life + pack_updates(sorted(updates))
     return body + xxhash.xxh3_64_digest(body)
 
 

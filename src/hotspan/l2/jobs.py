@@ -21,7 +21,7 @@ from hotspan.core.frame import (
     verify_part,
 )
 from hotspan.core.types import Chunk, ChunkKey
-from hotspan.l2.base import Found, ObjectStore, StoreUsage, marks_of
+from hotspan.l2.base import Found, ObjectStore, StoreUsage, updates_of
 from hotspan.l2.view import LogView, is_of
 from hotspan.tiers.base import Fault, FrameKeys
 from hotspan.tiers.compressing import Packing
@@ -138,12 +138,12 @@ class StoreJobs:
             logger.warning("l2_frame_refused fault=%s", wrong.value)
         return Ended(fault, self._clock.monotonic() - started_s, packing=None if wrong else packing)
 
-    def mark(self, marks: Mapping[ChunkKey, Sequence[bytes]]) -> bool:
+    def add_updates(self, updates: Mapping[ChunkKey, Sequence[bytes]]) -> bool:
         """Write what hits added to chunks; whether that is done."""
         try:
-            self._store.mark(marks)
+            self._store.add_updates(updates)
         except OSError as error:
-            logger.warning("l2_marks_not_written keys=%d error=%s", len(marks), str(error))
+            logger.warning("l2_updates_not_written keys=%d error=%s", len(updates), str(error))
             return False
         return True
 
@@ -224,7 +224,7 @@ class StoreJobs:
 
         Marked as of the beginning: nobody has looked at whether theirs outlived what was invalidated since.
         """
-        self._store.mark({record.key: marks_of(record.terms, 0)})
+        self._store.add_updates({record.key: updates_of(record.terms, 0)})
 
 
 class Checked:

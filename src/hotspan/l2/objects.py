@@ -6,8 +6,8 @@
 EPOCH is the log's: where that was lost and began anew, so do all objects. TENANT is 0 where tenants share names.
 
 A medium that evicts key by key may drop metadata and keep its object: there each put begins metadata with a life of its
-own. On other media metadata begins with the first mark and NO_LIFE, and an object without metadata has no marks; there
-metadata has to outlive its object, and a delete that can't take both at once empties it into another life.
+own. On other media metadata begins with the first update and NO_LIFE, and an object without metadata has no updates;
+there metadata has to outlive its object, and a delete that can't take both at once empties it into another life.
 """
 
 import errno
@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from hotspan.core.types import ChunkKey
-from hotspan.l2.base import PREAMBLE_BYTES, Found, Landed, StoreUsage, marked
+from hotspan.l2.base import PREAMBLE_BYTES, Found, Landed, StoreUsage, updated
 from hotspan.l2.blobs import Addition, Blobs, Part
 from hotspan.l2.log import SharedInvalidationLog
-from hotspan.l2.metadata import LIFE_BYTES, MAX_BYTES, NO_LIFE, Metadata, new_life, pack_marks, parse_metadata
+from hotspan.l2.metadata import LIFE_BYTES, MAX_BYTES, NO_LIFE, Metadata, new_life, pack_updates, parse_metadata
 from hotspan.tiers.record import RECORD_BYTES, Record, pack, unpack
 
 _HEAD_BYTES = RECORD_BYTES + LIFE_BYTES
@@ -79,17 +79,17 @@ class BlobStore:
                 if metadata is None and self.evicts and not self.blobs.create(beside, [life]):
                     continue
                 if metadata is not None and not self.evicts:
-                    # Hits of this object will rely on the marks that are there: they must outlive it, and a delete.
+                    # Hits of this object will rely on the updates that are there: they must outlive it, and a delete.
                     self.blobs.append([Addition(beside, life, b"")])
                 preamble = (pack(record) + life).ljust(PREAMBLE_BYTES, b"\0")
                 return self.blobs.create(name, [preamble, *frame])
         raise OSError(errno.EBUSY, "a chunk's metadata changed, or could not be deleted, each time that it was stored")
 
-    def mark(self, marks: Mapping[ChunkKey, Sequence[bytes]]) -> None:
+    def add_updates(self, updates: Mapping[ChunkKey, Sequence[bytes]]) -> None:
         with self._epoch() as epoch:
             additions = [
-                Addition(_metadata(epoch, key), self._new_life(), pack_marks(some))
-                for key, some in marks.items()
+                Addition(_metadata(epoch, key), self._new_life(), pack_updates(some))
+                for key, some in updates.items()
                 if some
             ]
             self.blobs.append(additions)
@@ -146,7 +146,7 @@ def _found(key: ChunkKey, head: bytes | None, data: bytes | None) -> Found | Non
     if head is None or metadata is None or head[RECORD_BYTES:_HEAD_BYTES] != metadata.life:
         return None
     record = unpack(head[:RECORD_BYTES])
-    return None if record is None or record.key != key else Found(record, marked(record.terms, metadata.marks))
+    return None if record is None or record.key != key else Found(record, updated(record.terms, metadata.updates))
 
 
 def _waves(keys: Sequence[ChunkKey], size: int) -> Iterator[Sequence[ChunkKey]]:

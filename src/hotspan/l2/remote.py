@@ -5,11 +5,11 @@ chunks may be loaded; a chunk that was taken by an invalidation, that expired, o
 not known (view.py). Every frame is verified against the record it was found with: what is not its own is a miss, and
 deleted (jobs.py).
 
-    RemoteTier    the scheduler's thread: what is asked for, stored and marked
+    RemoteTier    the scheduler's thread: what is asked for, stored and updated
       KnownChunks   what may be loaded, and what is not there; holds until the log says more about a tenant
       LogFollower   how far the log was read; outlives the tier
         LogView       what the log says of one chunk
-        PendingMarks  what hits added and the store does not have
+        PendingUpdates  what hits added and the store does not have
       StoreJobs     the I/O threads
 """
 
@@ -28,7 +28,7 @@ from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import PAGE_BYTES, Chunk, ChunkKey, Compress, Tier
-from hotspan.l2.base import Found, ObjectStore, StoreUsage, marks_of
+from hotspan.l2.base import Found, ObjectStore, StoreUsage, updates_of
 from hotspan.l2.follower import LogFollower
 from hotspan.l2.jobs import DROPPED, Ended, StoreJobs
 from hotspan.l2.known import KnownChunks, Moment
@@ -42,11 +42,11 @@ from hotspan.tiers.record import Record
 logger = logging.getLogger(__name__)
 
 _MAX_KNOWN = 1 << 16
-_MARKS_AT_ONCE = 256
-"""Keys in one call of the store, which has its deadline: an object store writes one object for a chain's marks."""
+_UPDATES_AT_ONCE = 256
+"""Keys in one call of the store, which has its deadline: an object store writes one object for a chain's updates."""
 
 _MARK_GIVEN_UP_S = 10.0
-"""How long a chunk's marks may fail alone, while the log can be read, before the chunk is invalidated."""
+"""How long a chunk's updates may fail alone, while the log can be read, before the chunk is invalidated."""
 
 _USAGE_EVERY_S = 5.0
 
@@ -89,16 +89,16 @@ class RemoteTier:
         self._store = options.store
         self._follower = follower = options.follower
         self._store_depth = options.store_depth
-        self._marks = follower.marks
+        self._updates = follower.updates
         self._clock = clock or SystemClock()
         packer = Packer(options.compress, options.threads, self._clock)
         self._jobs = StoreJobs(options.store, lambda: follower.view, namespace, options.keys, self._clock, packer)
         self._known = KnownChunks(follower, _MAX_KNOWN, self._clock)
         self._asking: set[ChunkKey] = set()
         self._storing: dict[ChunkKey, bool] = {}  # whether it is still wanted
-        self._is_marking = self._is_measuring = False
-        self._marks_at_once = _MARKS_AT_ONCE
-        self._failing: dict[ChunkKey, float] = {}  # since when the marks of a chunk can't be written, each alone
+        self._is_updating = self._is_measuring = False
+        self._updates_at_once = _UPDATES_AT_ONCE
+        self._failing: dict[ChunkKey, float] = {}  # since when the updates of a chunk can't be written, each alone
         self._usage = StoreUsage()
         self._usage_s = -_USAGE_EVERY_S
         self._done: deque[Callable[[], Transfer | None]] = deque()
@@ -192,7 +192,7 @@ class RemoteTier:
             transfer = self._done.popleft()()
             if transfer is not None:
                 transfers.append(transfer)
-        self._submit_marks(self._marks_at_once)
+        self._submit_updates(self._updates_at_once)
         now = self._clock.monotonic()
         if now - self._usage_s >= _USAGE_EVERY_S and not self._is_measuring:
             self._usage_s, self._is_measuring = now, True  # it may take minutes where there is much
@@ -217,7 +217,7 @@ class RemoteTier:
         elif key not in self._storing and self._known.is_absent(key) and not self._known.is_gap(key):
             return  # who stores it next says so with the record; what lies behind a gap goes with the gap's chunk
         if terms.labels or terms.expires_s or terms.is_wild:
-            forgotten = self._marks.add(key, terms.at(self._follower.applied))
+            forgotten = self._updates.add(key, terms.at(self._follower.applied))
             if forgotten is not None:  # who hit what of it is not known any more: nothing of the tenant may stay
                 self.invalidate([Scope(tenant=forgotten)], lambda done: None)
 
@@ -248,7 +248,7 @@ class RemoteTier:
             return
         self._closed = True
         deadline = Deadline(timeout_s)
-        self._submit_marks(at_most=None)
+        self._submit_updates(at_most=None)
         for queue in (self._queue, self._log_queue):
             queue.close(deadline.rest_s())
         self._store.close()
@@ -297,7 +297,7 @@ class RemoteTier:
         now_s = self._clock.unix()
         alive, dead = readable(chunks, found, self._follower.view, self._namespace, self._payload_bytes, now_s)
         for one in alive:
-            self._known.put(self._marks.joined(one), since)
+            self._known.put(self._updates.joined(one), since)
         if dead:
             self._delete(dead, tenant)
         self._known.put_absent(chunks, unknown)
@@ -312,7 +312,7 @@ class RemoteTier:
         if ended.fault is None and not is_wanted:
             self._delete([record.key], record.terms.tenant)
         elif ended.found is not None and self._holds(since, record.terms.tenant):
-            self._known.put(self._marks.joined(ended.found), since)
+            self._known.put(self._updates.joined(ended.found), since)
         return self._transfer(record.key, ended, is_load=False)
 
     def _loaded(self, record: Record, ended: Ended) -> Transfer:
@@ -326,45 +326,45 @@ class RemoteTier:
         size = self._payload_bytes if ended.fault is None else 0
         return Transfer(key, is_load, ended.fault, size, ended.seconds, ended.packing)
 
-    def _submit_marks(self, at_most: int | None) -> None:
-        if self._marks and not self._is_marking:
-            self._is_marking = True
-            marks = self._marks.oldest(at_most)
+    def _submit_updates(self, at_most: int | None) -> None:
+        if self._updates and not self._is_updating:
+            self._is_updating = True
+            updates = self._updates.oldest(at_most)
             # An object that is not known here may have been invalidated: a hit of another copy does not undo that.
             packed = {
-                key: marks_of(each, each.generation if self._known.get(key) else 0) for key, each in marks.items()
+                key: updates_of(each, each.generation if self._known.get(key) else 0) for key, each in updates.items()
             }
-            self._submit(lambda scratch: self._jobs.mark(packed), partial(self._marked, marks), dropped=False)
+            self._submit(lambda scratch: self._jobs.add_updates(packed), partial(self._updated, updates), dropped=False)
 
-    def _marked(self, marks: Mapping[ChunkKey, Terms], is_written: bool) -> None:
-        self._is_marking = False
+    def _updated(self, updates: Mapping[ChunkKey, Terms], is_written: bool) -> None:
+        self._is_updating = False
         if is_written:
-            self._marks_at_once = min(2 * self._marks_at_once, _MARKS_AT_ONCE)
-            self._drop_marks(marks)
-        elif len(marks) > 1:  # one chunk whose marks can't be written must not hold up the others
-            self._marks_at_once = len(marks) // 2
+            self._updates_at_once = min(2 * self._updates_at_once, _UPDATES_AT_ONCE)
+            self._drop_updates(updates)
+        elif len(updates) > 1:  # one chunk whose updates can't be written must not hold up the others
+            self._updates_at_once = len(updates) // 2
         else:
-            self._marks_at_once = 1
-            self._put_off(marks)
+            self._updates_at_once = 1
+            self._put_off(updates)
 
-    def _put_off(self, marks: Mapping[ChunkKey, Terms]) -> None:
-        """Marks of one chunk failed: the others come first; after a while the chunk is invalidated in their place."""
-        (key,) = marks
-        self._marks.defer(key)
+    def _put_off(self, updates: Mapping[ChunkKey, Terms]) -> None:
+        """Updates of one chunk failed: the others come first; after a while the chunk is invalidated in their place."""
+        (key,) = updates
+        self._updates.defer(key)
         now_s = self._clock.monotonic()
         if now_s - self._failing.setdefault(key, now_s) >= _MARK_GIVEN_UP_S and self._follower.is_fresh:
             self._failing[key] = now_s
-            logger.warning("l2_marks_given_up key=%s reason=chunk_invalidated", key.hex())
+            logger.warning("l2_updates_given_up key=%s reason=chunk_invalidated", key.hex())
             # Who hit it is then not known to other replicas, so neither it nor what stands on it may stay.
-            self.invalidate([Scope(keys=frozenset(marks))], partial(self._given_up, marks))
+            self.invalidate([Scope(keys=frozenset(updates))], partial(self._given_up, updates))
 
-    def _given_up(self, marks: Mapping[ChunkKey, Terms], is_durable: bool) -> None:
-        if is_durable:  # said on the log's thread; marks are the scheduler's
-            self._report(partial(self._drop_marks, marks))
+    def _given_up(self, updates: Mapping[ChunkKey, Terms], is_durable: bool) -> None:
+        if is_durable:  # said on the log's thread; updates are the scheduler's
+            self._report(partial(self._drop_updates, updates))
 
-    def _drop_marks(self, marks: Mapping[ChunkKey, Terms]) -> None:
-        self._marks.remove(marks)
-        for key in marks:
+    def _drop_updates(self, updates: Mapping[ChunkKey, Terms]) -> None:
+        self._updates.remove(updates)
+        for key in updates:
             self._failing.pop(key, None)
 
     def _measured(self, usage: StoreUsage | None) -> None:

@@ -112,19 +112,19 @@ class S3Blobs:
     def delete(self, names: Sequence[str]) -> None:
         """Objects first. Metadata is emptied, unless it changes meanwhile: the chunk may have been put anew and hit.
 
-        What is emptied begins another life: an object that was put meanwhile is gone with the marks that its hits rely
-        on, and no version of metadata ever comes twice, whose tag would meet the condition again.
+        What is emptied begins another life: an object that was put meanwhile is gone with the updates that its hits
+        rely on, and no version of metadata ever comes twice, whose tag would meet the condition again.
         """
         until_s = time.monotonic() + self._timeout_s
         beside = [name for name in names if name.startswith("metadata/")]
         former = self.each(lambda name: self.get(name, 1), beside, until_s)
         self.each(self.remove, [[name for name in names if not name.startswith("metadata/")]], until_s)
-        marked = [
+        emptied = [
             (name, found.e_tag)
             for name, found in zip(beside, former, strict=True)
             if found is not None and found.size != LIFE_BYTES
         ]
-        self.each(lambda one: self.put(one[0], [new_life()], over=one[1]), marked, until_s)
+        self.each(lambda one: self.put(one[0], [new_life()], over=one[1]), emptied, until_s)
 
     def overwrite(self, name: str, data: bytes) -> None:
         with _os_errors():
@@ -189,7 +189,7 @@ class S3Blobs:
             if found is not None and found.size > MAX_BYTES:
                 return  # it counts as gone, and grows no more
             before, over = (addition.first, None) if found is None else (bytes(found.data), found.e_tag)
-            data = addition.data or before[LIFE_BYTES : LIFE_BYTES + ENTRY_BYTES]  # a mark twice: another version
+            data = addition.data or before[LIFE_BYTES : LIFE_BYTES + ENTRY_BYTES]  # an update twice: another version
             if not data or self.put(addition.name, [before + data], over=over):
                 return
         raise OSError(f"{self.url}: others changed {addition.name} each time that it was appended to")

@@ -16,7 +16,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from hotspan.core.terms import Terms
-from hotspan.l2.base import Found, marks_of
+from hotspan.l2.base import Found, updates_of
 from hotspan.l2.http_client import Connection
 from hotspan.l2.hyperpod import HyperpodStore
 from hotspan.l2.options import HyperpodOptions
@@ -218,7 +218,7 @@ class TestBrokenPeers:
             lambda: one.put(store),
             lambda: store.find([one.key]),
             lambda: one.get(store, Found(one.record, Terms())),
-            lambda: store.mark({one.key: marks_of(Terms(is_wild=True), 1)}),
+            lambda: store.add_updates({one.key: updates_of(Terms(is_wild=True), 1)}),
             lambda: store.delete([one.key]),
         ]
         for call in calls:

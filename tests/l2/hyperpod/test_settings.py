@@ -94,7 +94,7 @@ class TestSettings:
             ("use_https", "yes"),
             ("use_https", 1),
             ("bucket", ""),
-            ("bucket", "hotspan"),  # its objects have marks that only clients of the Unix socket see
+            ("bucket", "hotspan"),  # its objects have updates that only clients of the Unix socket see
             ("bucket", 5),
             ("bucket", "a\nb"),
             ("shared_memory_name", ""),

@@ -14,7 +14,7 @@ import pytest
 
 from hotspan import __version__
 from hotspan.core.terms import Terms
-from hotspan.l2.base import Found, StoreUsage, marks_of
+from hotspan.l2.base import Found, StoreUsage, updates_of
 from hotspan.l2.hyperpod import HyperpodStore
 from hotspan.l2.options import HyperpodOptions
 from hotspan.testing.chunks import chain, key_of
@@ -240,13 +240,13 @@ class TestDelete:
         assert peer.asked["delete"] == 0
 
     def test_hotspans_own_deletes(self, peer: Peer, store: HyperpodStore) -> None:
-        """On hotspan's daemon objects and their marks go; those that are not there are no error."""
+        """On hotspan's daemon objects and their updates go; those that are not there are no error."""
         peer.is_hotspan = True
         objects = [Object(key=chunk.key, size=10) for chunk in chain("d", 5)]
         for one in objects[:4]:
             one.put(store)
         for label in range(3):
-            store.mark({objects[0].key: marks_of(Terms(labels=frozenset([label + 1])), 1)})
+            store.add_updates({objects[0].key: updates_of(Terms(labels=frozenset([label + 1])), 1)})
         there(store, objects[0].key)
         store.delete([one.key for one in objects if one is not objects[1]])
         assert [name for name in peer.names() if ".m" not in name] == [objects[1].key.hex()]

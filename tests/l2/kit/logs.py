@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hotspan.core.terms import Scope, Terms, tag_labels, tenant_label
-from hotspan.l2.base import ObjectStore, SharedInvalidation, SharedLog, marks_of
+from hotspan.l2.base import ObjectStore, SharedInvalidation, SharedLog, updates_of
 from hotspan.testing.chunks import HANG_S, chain
 from tests.l2.kit.stores import (
     MAX_ENTRIES,
@@ -137,10 +137,10 @@ class SharedLogTests(StoreFixtures):
         assert generation > pages[0].floor
 
     def test_a_new_epoch_hides_all_objects(self, store: ObjectStore, other: ObjectStore) -> None:
-        """With the log all objects and marks are lost, to those who knew them, too; they can be put anew."""
+        """With the log all objects and updates are lost, to those who knew them, too; they can be put anew."""
         (chunk,) = chain("a", 1)
         put(store, chunk, 4096)
-        store.mark({chunk.key: marks_of(Terms(labels=tag_labels(["old"])), 9)})
+        store.add_updates({chunk.key: updates_of(Terms(labels=tag_labels(["old"])), 9)})
         assert found(other, chunk) is not None
         self.lose_log(store)
         for each in (store, other):

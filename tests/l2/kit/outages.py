@@ -11,7 +11,7 @@ import pytest
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Scope
 from hotspan.core.types import Chunk
-from hotspan.l2.base import ObjectStore, SharedInvalidation, marks_of
+from hotspan.l2.base import ObjectStore, SharedInvalidation, updates_of
 from hotspan.testing.chunks import HANG_S, aligned, chain, key_of
 from tests.l2.kit.logs import log_of
 from tests.l2.kit.stores import (
@@ -66,7 +66,7 @@ class StoreOutageTests(StoreFixtures):
             "find": lambda: store.find([chunk.key], TENANT),
             "get": lambda: store.get(one, [aligned(HEADER_BYTES + one.record.payload_bytes)]),
             "put": lambda: put(store, new, self.PAYLOAD_BYTES),
-            "mark": lambda: store.mark({chunk.key: marks_of(TERMS, 9)}),
+            "update": lambda: store.add_updates({chunk.key: updates_of(TERMS, 9)}),
             "delete": lambda: store.delete([new.key], TENANT),
             "usage": store.usage,
         }

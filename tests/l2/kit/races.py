@@ -16,7 +16,7 @@ import pytest
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Scope, Terms, tag_labels, tenant_label
 from hotspan.core.types import Chunk, ChunkKey
-from hotspan.l2.base import ObjectStore, marks_of
+from hotspan.l2.base import ObjectStore, updates_of
 from hotspan.l2.follower import LogFollower
 from hotspan.l2.objects import BlobStore
 from hotspan.l2.remote import RemoteOptions, RemoteTier
@@ -249,7 +249,7 @@ class StoreRaceTests(StoreFixtures):
         a, b, (chunk,) = replicas("a"), replicas("b"), chain("text", 1)
         a.put([chunk], TAGGED)
         self.evict_metadata(a.store, chunk.key)
-        b.store.mark({chunk.key: marks_of(Terms(labels=tag_labels(["another"])), 0)})
+        b.store.add_updates({chunk.key: updates_of(Terms(labels=tag_labels(["another"])), 0)})
         assert found(a.store, chunk) is None
         b.put([chunk], PLAIN)
         one = found(a.store, chunk)
@@ -284,12 +284,12 @@ class StoreRaceTests(StoreFixtures):
                 assert read(store, found(store, chunk)) == frame_of(chunk.key, self.PAYLOAD_BYTES)
 
     def test_calls_that_are_repeated_change_nothing(self, store: ObjectStore, other: ObjectStore) -> None:
-        """Who lost a reply asks again: a put, marks, a delete and a report count once; an entry may stand twice."""
+        """Who lost a reply asks again: a put, updates, a delete and a report count once; an entry may stand twice."""
         (chunk,) = chain("a", 1)
         assert put(store, chunk, SIZE) and not put(store, chunk, SIZE)
-        marks = marks_of(Terms(labels=TAG), 9)
+        updates = updates_of(Terms(labels=TAG), 9)
         for _ in range(2):
-            store.mark({chunk.key: marks})
+            store.add_updates({chunk.key: updates})
         one = found(other, chunk)
         assert one is not None and one.record == record_of(chunk, SIZE) and one.terms.labels == TERMS.labels | TAG
         assert read(other, one) == frame_of(chunk.key, SIZE)
@@ -303,13 +303,13 @@ class StoreRaceTests(StoreFixtures):
 
     @pytest.mark.parametrize("count", [20, 500])
     def test_a_chunk_with_many_tags_loses_none(self, store: ObjectStore, other: ObjectStore, count: int) -> None:
-        """With more marks than a store keeps of one chunk it is wild, or gone: never a hit without one of them."""
+        """With more updates than a store keeps of one chunk it is wild, or gone: never a hit without one of them."""
         (chunk,) = chain("a", 1)
         assert put(store, chunk, SIZE)
         labels = [tag_labels([f"tag {n}"]) for n in range(count)]
         for label in labels:
             try:
-                other.mark({chunk.key: marks_of(Terms(labels=label), 9)})
+                other.add_updates({chunk.key: updates_of(Terms(labels=label), 9)})
             except OSError:
                 break
         else:

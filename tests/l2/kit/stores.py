@@ -21,7 +21,7 @@ import pytest
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Terms, adapter_label, tag_labels, tenant_label
 from hotspan.core.types import MIB, Chunk, ChunkKey
-from hotspan.l2.base import Found, ObjectStore, marked, marks_of
+from hotspan.l2.base import Found, ObjectStore, updated, updates_of
 from hotspan.testing.chunks import HANG_S, aligned, chain, content, key_of
 from hotspan.tiers.record import Record
 
@@ -119,7 +119,7 @@ class ObjectStoreTests(StoreFixtures):
         assert store.find([chunk.key for chunk in chain("a", 3)], TENANT) == [None, None, None]
         store.delete([key_of("a")], TENANT)
         store.delete([], TENANT)
-        store.mark({})
+        store.add_updates({})
         assert store.find([], TENANT) == []
 
     @pytest.mark.parametrize("payload_bytes", [4096, MIB - HEADER_BYTES, MIB, 3 * MIB - HEADER_BYTES, 4 * MIB + 4096])
@@ -214,36 +214,36 @@ class ObjectStoreTests(StoreFixtures):
         assert put(store, gone, self.PAYLOAD_BYTES, version=1)
         assert read(other, found(other, gone)) == frame_of(gone.key, self.PAYLOAD_BYTES, version=1)
 
-    def test_marks_add_up_in_any_order(self, store: ObjectStore, other: ObjectStore) -> None:
-        """Marks of all replicas count, in whatever order and however often they come; the record stays as it was."""
+    def test_updates_add_up_in_any_order(self, store: ObjectStore, other: ObjectStore) -> None:
+        """Updates of all replicas count, in whatever order and however often they come; the record stays as it was."""
         joined = [Terms(labels=tag_labels(["z"])), Terms(expires_s=3_000_000_000), Terms(labels=tag_labels(["x"], "s"))]
-        all_marks = [marks_of(terms, 8 + n) for n, terms in enumerate(joined)]
-        expected = marked(TERMS, [mark for marks in all_marks for mark in marks])
+        all_updates = [updates_of(terms, 8 + n) for n, terms in enumerate(joined)]
+        expected = updated(TERMS, [update for updates in all_updates for update in updates])
         assert expected.labels > TERMS.labels and expected.generation == 10 and expected.expires_s == 3_000_000_000
-        for number, order in enumerate(permutations(all_marks)):
+        for number, order in enumerate(permutations(all_updates)):
             (chunk,) = chain(f"{number}", 1)
             put(store, chunk, 4096)
-            for marks in [*order, order[0]]:
-                other.mark({chunk.key: marks})
-                store.mark({chunk.key: marks, key_of("never here"): marks})
+            for updates in [*order, order[0]]:
+                other.add_updates({chunk.key: updates})
+                store.add_updates({chunk.key: updates, key_of("never here"): updates})
             for each in (store, other):
                 one = found(each, chunk)
                 assert one is not None and one.record == record_of(chunk, 4096) and one.terms == expected
 
-    def test_marks_before_the_put_count(self, store: ObjectStore, other: ObjectStore) -> None:
-        """What was marked on a chunk that is not there yet makes no object, and is on it once it is there."""
+    def test_updates_before_the_put_count(self, store: ObjectStore, other: ObjectStore) -> None:
+        """What was updated on a chunk that is not there yet makes no object, and is on it once it is there."""
         (chunk,) = chain("a", 1)
-        other.mark({chunk.key: marks_of(Terms(labels=tag_labels(["early"])), 9)})
+        other.add_updates({chunk.key: updates_of(Terms(labels=tag_labels(["early"])), 9)})
         assert found(store, chunk) is None
         assert put(store, chunk, 4096)
         one = found(store, chunk)
         assert one is not None and one.terms.labels == TERMS.labels | tag_labels(["early"])
 
-    def test_marks_go_with_their_object(self, store: ObjectStore, other: ObjectStore) -> None:
+    def test_updates_go_with_their_object(self, store: ObjectStore, other: ObjectStore) -> None:
         """What is put anew after a delete is on its own terms."""
         (chunk,) = chain("a", 1)
         put(store, chunk, 4096)
-        store.mark({chunk.key: marks_of(Terms(labels=tag_labels(["old"]), expires_s=1), 9)})
+        store.add_updates({chunk.key: updates_of(Terms(labels=tag_labels(["old"]), expires_s=1), 9)})
         other.delete([chunk.key], TENANT)
         assert put(store, chunk, 4096, version=1)
         one = found(store, chunk)
@@ -271,12 +271,12 @@ class ObjectStoreTests(StoreFixtures):
         assert keys == [chunk.key if n % 2 else None for n, chunk in enumerate(chunks)]
 
     def test_threads_do_not_disturb_each_other(self, store: ObjectStore) -> None:
-        """Puts, finds, marks and gets of different chunks, all at once through one store, each do their own."""
+        """Puts, finds, updates and gets of different chunks, all at once through one store, each do their own."""
 
         def work(number: int) -> None:
             for chunk in [chain(f"{number}/{n}", 1)[0] for n in range(3)]:
                 assert put(store, chunk, self.PAYLOAD_BYTES)
-                store.mark({chunk.key: marks_of(Terms(labels=frozenset([number + 1])), 9)})
+                store.add_updates({chunk.key: updates_of(Terms(labels=frozenset([number + 1])), 9)})
                 one = found(store, chunk)
                 assert one is not None and one.terms.labels == TERMS.labels | {number + 1}
                 assert read(store, one) == frame_of(chunk.key, self.PAYLOAD_BYTES)
