@@ -186,6 +186,8 @@ async def test_a_connection_that_is_kept_keeps_no_request() -> None:
         writer.write(GET)
         await answered(reader)
         await until(lambda: gc.collect() >= 0 and exchanges[0]() is None)
+        writer.write(GET)  # the connection was not closed meanwhile
+        await answered(reader)
 
 
 @in_simulated_time
