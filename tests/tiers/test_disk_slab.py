@@ -173,7 +173,7 @@ def test_a_chunk_of_which_a_record_is_missing_is_gone(rig: Rig) -> None:
         assert rig.store(record("torn", 3 * SLOT, stamp=part), bytes(3 * SLOT))
         slot = rig.slab._entries[key_of("torn")].slots[part]
         table = rig.slab.directory.table
-        table.put(slot, None)
+        table.free([slot])
         table.write(slot)
         rig.restart()
         rig.settle()

@@ -40,7 +40,10 @@ def record(name: str, **terms: Any) -> Record:
 
 def written(table: DiskTable, slot: int, one: Record | None) -> None:
     """Put a record in memory and on disk."""
-    table.put(slot, one)
+    if one is None:
+        table.free([slot])
+    else:
+        table.put(slot, one)
     table.write(slot)
 
 
@@ -125,7 +128,7 @@ def test_a_parent_of_zeros_is_a_parent(table: DiskTable) -> None:
 
 
 def test_a_freed_slot_is_free(table: DiskTable) -> None:
-    """Putting nothing takes one record away, `clear` all of them; what is not there raises KeyError."""
+    """`free` takes one record away, `clear` all of them; what is not there raises KeyError."""
     for slot in range(3):
         written(table, slot, record(str(slot)))
     written(table, 1, None)
@@ -142,7 +145,7 @@ def test_a_write_says_what_memory_says(table: DiskTable) -> None:
     table.put(0, record("new"))
     table.write(0)
     assert reread(table) == {0: record("new")}
-    table.put(0, None)
+    table.free([0])
     table.write(0)
     table.write(0)
     assert reread(table) == {}
@@ -152,7 +155,7 @@ def test_flush_writes_what_was_not_written(table: DiskTable) -> None:
     """After `flush` the disk says what memory says, also of records whose own write failed or never came."""
     written(table, 0, record("0"))
     table.put(1, record("1"))
-    table.put(0, None)
+    table.free([0])
     FILES.arm(1, kinds=["pwrite"])
     with pytest.raises(OSError):
         table.write(0)
@@ -387,8 +390,9 @@ def test_taken_is_a_filter(
     table: DiskTable, records: dict[int, Record], scopes: list[Scope], before: int | None, now_s: float
 ) -> None:
     """`taken` finds the slots whose records any of the scopes takes, one by one; `expired` those whose time is over."""
-    for slot in range(GEOMETRY.slots):
-        table.put(slot, records.get(slot))
+    table.free(range(GEOMETRY.slots))
+    for slot, one in records.items():
+        table.put(slot, one)
     assert table.taken(scopes, before) == sorted(
         slot
         for slot, one in records.items()
@@ -404,8 +408,9 @@ def test_taken_is_a_filter(
 @given(records=TABLES, scope=FEW_SCOPES, generation=st.integers(0, 4))
 def test_what_stands_on_it_falls(table: DiskTable, records: dict[int, Record], scope: Scope, generation: int) -> None:
     """`deleted` finds what was taken and, step by step, all older chunks that stand on it or on a key that is named."""
-    for slot in range(GEOMETRY.slots):
-        table.put(slot, records.get(slot))
+    table.free(range(GEOMETRY.slots))
+    for slot, one in records.items():
+        table.put(slot, one)
     old = {slot: one for slot, one in records.items() if one.terms.generation < generation}
     deleted = {slot for slot, one in old.items() if scope.takes(one.key, one.namespace, one.terms)}
     while True:

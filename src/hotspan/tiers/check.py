@@ -176,7 +176,7 @@ def _check_offline(path: Path, keys: FrameKeys | None) -> dict[str, Any]:
     chunks = _whole_chunks(directory.table)
 
     def quarantine(slot: int, key: ChunkKey) -> None:
-        directory.table.put(slot, None)
+        directory.table.free([slot])
         directory.table.write(slot)
 
     try:

@@ -168,9 +168,9 @@ def _settle(path: Path, table: DiskTable, log: GenerationLog) -> int:
         generation = said.generation
         if not said.entries:
             return generation
-        for slot in table.deleted(said.entries):
-            table.put(slot, None)
-            table.write(slot)
+        slots = table.deleted(said.entries)
+        table.free(slots)
+        table.write_all(slots)
         table.sync()
     log.begin(generation)
     return generation
@@ -207,10 +207,9 @@ def _first_step(
 
 def _drop_lost(table: DiskTable, slots: int) -> None:
     """Forget chunks behind the end of the slab: somebody cut it, or its last growth did not outlive a power loss."""
-    for slot in table.slots():
-        if slot >= slots:
-            table.put(slot, None)
-            table.write(slot)
+    lost = [slot for slot in table.slots() if slot >= slots]
+    table.free(lost)
+    table.write_all(lost)
 
 
 def _check_new(path: Path, need: int, reserve_bytes: int) -> None:

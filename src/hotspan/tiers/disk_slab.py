@@ -507,8 +507,7 @@ class DiskSlab:
     def _delete_one(self, entry: Entry) -> None:
         """Make one chunk unfindable, and free its slots once no transfer uses them."""
         entry.deleted = True
-        for slot in entry.slots:
-            self._table.put(slot, None)
+        self._table.free(entry.slots)
         del self._entries[entry.key]
         self._lru.remove(entry.key)
         if not entry.readers and not entry.writing:
@@ -518,8 +517,7 @@ class DiskSlab:
     def _free_records(self, slots: Sequence[int]) -> None:
         if not slots:
             return
-        for slot in slots:
-            self._table.put(slot, None)
+        self._table.free(slots)
         self._queue.submit(lambda scratch: self._free_slots(slots), lambda: self._freed(slots), urgent=False)
 
     def _submit_record(self, entry: Entry) -> None:

@@ -1,7 +1,6 @@
 """The record of a stored chunk, 256 bytes: its name, its parent, and the terms on which it is kept."""
 
 import struct
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import xxhash
@@ -81,15 +80,16 @@ def pack(record: Record) -> bytes:
     return body + xxhash.xxh3_64_digest(body)
 
 
-def pack_parts(record: Record, count: int) -> Iterator[bytes]:
-    """The records of a chunk's slots, of which `record` is the first."""
-    data = bytearray(pack(record))
+def pack_parts(record: Record, count: int) -> bytes:
+    """The records of so many slots of a chunk, one after the other; `record` is the first of these."""
+    data = bytearray(pack(record) * count)
+    view = memoryview(data)
     (flags,) = _FLAGS.unpack_from(data, _FLAGS_AT)
-    yield bytes(data)
-    for part in range(1, count):
-        _FLAGS.pack_into(data, _FLAGS_AT, flags | part << PART_BITS_AT)
-        data[CHECK_AT:] = xxhash.xxh3_64_digest(data[:CHECK_AT])
-        yield bytes(data)
+    for at in range(RECORD_BYTES, len(data), RECORD_BYTES):
+        flags += 1 << PART_BITS_AT
+        _FLAGS.pack_into(data, at + _FLAGS_AT, flags)
+        view[at + CHECK_AT : at + RECORD_BYTES] = xxhash.xxh3_64_digest(view[at : at + CHECK_AT])
+    return bytes(data)
 
 
 def unpack(data: bytes) -> Record | None:

@@ -32,7 +32,6 @@ from hotspan.tiers.record import (
     RECORD_LABELS,
     SIZE_BITS,
     Record,
-    pack,
     pack_parts,
     unpack,
 )
@@ -188,26 +187,33 @@ class DiskTable:
             raise KeyError(f"slot {slot} holds no chunk")
         return found
 
-    def put(self, slot: int, record: Record | None) -> None:
-        """Say in memory what stands in `slot` (None: nothing)."""
-        if record is None:
-            self._put(slot, None, bytes(RECORD_BYTES), 0)
-        else:
-            self._put(slot, record, pack(record), record.part)
+    def put(self, slot: int, record: Record) -> None:
+        """Say in memory what stands in `slot`."""
+        self.put_parts([slot], record)
 
     def put_parts(self, slots: Sequence[int], record: Record) -> None:
-        """Say in memory that a chunk stands in these slots, one part of it in each."""
-        for part, (slot, data) in enumerate(zip(slots, pack_parts(record, len(slots)), strict=True)):
-            self._put(slot, record, data, part)
-
-    def _put(self, slot: int, record: Record | None, data: bytes, part: int) -> None:
-        self._memory[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES] = data
-        self._unwritten.add(slot)
-        is_window = record is not None and not part and record.terms.is_window
-        (self._windows.add if is_window else self._windows.discard)(slot)
-        self._is_head[slot] = record is not None and not part
-        if record is not None and record.terms.expires_s:
+        """Say in memory that a chunk stands in these slots, one part of it in each, from that of `record` on."""
+        data = pack_parts(record, len(slots))
+        for nth, slot in enumerate(slots):
+            at = slot * RECORD_BYTES
+            self._memory[at : at + RECORD_BYTES] = data[nth * RECORD_BYTES : (nth + 1) * RECORD_BYTES]
+            self._is_head[slot] = record.part + nth == 0
+        self._change(slots)
+        if record.terms.is_window and not record.part:
+            self._windows.add(slots[0])
+        if record.terms.expires_s:
             self._soonest_s = min(self._soonest_s, record.terms.expires_s)
+
+    def free(self, slots: Iterable[int]) -> None:
+        """Say in memory that nothing stands in these slots."""
+        for slot in slots:
+            self._memory[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES] = bytes(RECORD_BYTES)
+            self._is_head[slot] = False
+        self._change(slots)
+
+    def _change(self, slots: Iterable[int]) -> None:
+        self._unwritten.update(slots)
+        self._windows.difference_update(slots)
 
     def taken(
         self,
