@@ -6,8 +6,9 @@ usage: python -m benchmarks.blend_permutator [--workload long-doc-permutator] [-
 long-doc-permutator: five contexts of --tokens tokens stand in another order in each prompt, behind 1,000 tokens of
 system prompt. rag-qa-quality: five documents in another order before each question, without a system prompt.
 
-A mode may name the share that is computed again: deviation=0.05. Each has a server of its own, one after the other,
-over the same model with random weights: the figures are of reuse and of speed, none is of quality. Reuse is the share
+A mode may name the share that is computed again: deviation=0.05. `off` has hotspan's and the engine's prefix caches,
+`full` has none. Each has a server of its own, one after the other, over the same model with random weights: the figures
+are of reuse and of speed, none is of quality. Reuse is the share
 of the timed prompts' tokens that are taken from windows, and beside it the share that the prefix caches have; of what
 is taken from windows, a share is computed again.
 """
@@ -70,6 +71,8 @@ def measure(workload: str, mode: str, model: Path, requests: int, tokens: int, w
     name, _, share = mode.partition("=")
     words = ["--ram-gib", "2", "--blend", name, "--blend-check-every", "0", "--blend-separator", SEPARATOR]
     words += ["--blend-recompute-ratio", share] if share else []
+    if mode == "full":
+        words = ["--no-cache", "--no-enable-prefix-caching"]
     command = serve_command(model, (*engine.arguments(port, 4 * longest // 128), *words))
     with (
         Aftermath() as aftermath,
