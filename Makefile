@@ -131,6 +131,10 @@ compression: develop  ## How far KV shrinks without loss, how fast, and what tha
 	@$(BIN)/python -m benchmarks.compressed_ttft --medium disk --mb-s 2000 --output benchmarks/results/compressed-disk-2000.json
 	@$(BIN)/python -m benchmarks.compressed_hits --output benchmarks/results/compressed-hits.json
 
+.PHONY: disk-writes
+disk-writes: develop  ## What bounds writes of the disk tier, beside fio (about a minute; wants fio and a quiet machine)
+	@$(BIN)/python -m benchmarks.disk_writes --output benchmarks/results/disk-writes.json
+
 .PHONY: prefetch
 prefetch: develop  ## What announcing a request and warming its document gain, and what that costs others (about 5 minutes)
 	@$(BIN)/python -m benchmarks.prefetch --requests 12 --streams 16 --output benchmarks/results/prefetch.json
@@ -149,12 +153,13 @@ blend-overhead: install  ## What blending costs where nothing matches, in CPU-se
 	@$(BIN)/python -m benchmarks.blend_overhead --output benchmarks/results/blend-overhead.json
 
 .PHONY: blend-permutator blend-rag
-blend-permutator: install  ## How much of permuted documents is reused, on a server: 5 contexts of 5,000 tokens (about 3 minutes)
-	@$(BIN)/python -m benchmarks.blend_permutator --output benchmarks/results/blend-permutator.json
+BLEND_MODES := full off first_k deviation=0.05
+blend-permutator: install  ## How much of permuted documents is reused, on a server: 5 contexts of 5,000 tokens (about 8 minutes)
+	@$(BIN)/python -m benchmarks.blend_permutator --size demo --modes $(BLEND_MODES) --output benchmarks/results/blend-permutator.json
 
-blend-rag: install  ## The same of documents in changing order before questions: 5 documents of 1,600 tokens (about 3 minutes)
+blend-rag: install  ## The same of documents in changing order before questions: 5 documents of 1,600 tokens (about 5 minutes)
 	@$(BIN)/python -m benchmarks.blend_permutator --workload rag-qa-quality --size demo --requests 10 --tokens 1600 \
-	  --output benchmarks/results/blend-rag.json
+	  --modes $(BLEND_MODES) --output benchmarks/results/blend-rag.json
 
 .PHONY: recall blend-quality
 recall: develop  ## Train the recall model of blend-quality anew, into benchmarks/assets/recall (about 10 minutes)
