@@ -39,7 +39,7 @@ _SHIM_ROOT = Path(__file__).parents[2]
 _importing = threading.Lock()
 
 
-class Answer(dict[str, Any]):
+class AttributeDict(dict[str, Any]):
     """An answer as users' formatters expect it: a dict whose fields are attributes too, at every depth.
 
     LMI says that an output formatter gets a dict, and gives it vLLM's Pydantic objects: `model.py` files out there
@@ -61,9 +61,9 @@ class Answer(dict[str, Any]):
 
 
 def as_answer(value: Any) -> Any:
-    """`value` with an Answer in the place of each dict."""
+    """`value` with an AttributeDict in the place of each dict."""
     if isinstance(value, dict):
-        return Answer({name: as_answer(item) for name, item in value.items()})
+        return AttributeDict({name: as_answer(item) for name, item in value.items()})
     if isinstance(value, list):
         return [as_answer(item) for item in value]
     return value

@@ -40,7 +40,7 @@ class Request:
     body: Sequence[Buffer] = ()
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     """What a peer answered."""
 
     status: int
@@ -75,7 +75,7 @@ class Connection:
         except (BrokenPipeError, ConnectionResetError):
             self.keeps = False
 
-    def receive(self, method: str, deadline: Deadline) -> Answer:
+    def receive(self, method: str, deadline: Deadline) -> HttpResponse:
         """The answer to what was sent."""
         try:
             response = HTTPResponse(_Incoming(self._socket, deadline), method=method)  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ class Connection:
             raise ConnectionError("the answer is too long")
         self.is_kept = True
         self.keeps = self.keeps and not response.will_close
-        return Answer(response.status, body)
+        return HttpResponse(response.status, body)
 
     def is_sound(self) -> bool:
         """Whether an idle connection can be used: the peer has neither closed it nor said what nobody asked."""
@@ -133,16 +133,16 @@ class ConnectionPool:
         self._busy: set[Connection] = set()
         self._closed = False
 
-    def ask(self, request: Request, deadline: Deadline) -> Answer:
+    def ask(self, request: Request, deadline: Deadline) -> HttpResponse:
         """One request's answer. Raises: OSError; for a broken peer within the deadline."""
         (answer,) = self.ask_all([request], deadline)
         if isinstance(answer, OSError):
             raise answer
         return answer
 
-    def ask_all(self, requests: Sequence[Request], deadline: Deadline) -> list[Answer | OSError]:
+    def ask_all(self, requests: Sequence[Request], deadline: Deadline) -> list[HttpResponse | OSError]:
         """Each request's answer, or why there is none. For small ones: no body is read before all are sent."""
-        answers: list[Answer | OSError] = []
+        answers: list[HttpResponse | OSError] = []
         while len(answers) < len(requests):
             batch = requests[len(answers) :]
             try:
@@ -197,7 +197,9 @@ class ConnectionPool:
             return error
         return connection
 
-    def _received(self, request: Request, connection: Connection | OSError, deadline: Deadline) -> Answer | OSError:
+    def _received(
+        self, request: Request, connection: Connection | OSError, deadline: Deadline
+    ) -> HttpResponse | OSError:
         if isinstance(connection, OSError):
             return connection
         was_kept = connection.is_kept

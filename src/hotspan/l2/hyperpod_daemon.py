@@ -21,7 +21,7 @@ from hotspan.core.buffers import placed
 from hotspan.core.clock import Clock
 from hotspan.core.deadline import Deadline
 from hotspan.core.shared_memory import SHARED_MEMORY
-from hotspan.l2.http_client import Answer, Buffer, ConnectionPool, Request
+from hotspan.l2.http_client import Buffer, ConnectionPool, HttpResponse, Request
 from hotspan.l2.options import HyperpodOptions
 
 logger = logging.getLogger(__name__)
@@ -236,7 +236,7 @@ class HyperpodDaemon:
 
     def _granted(
         self,
-        answer: Answer | OSError,
+        answer: HttpResponse | OSError,
         segment: SegmentIdentity | None,
         expires_s: float,
         absent: Container[int],
@@ -285,7 +285,7 @@ class HyperpodDaemon:
             self._pool.ask_all(requests, Deadline(self.options.timeout_s))
 
 
-def _said(answer: Answer | OSError) -> Answer:
+def _said(answer: HttpResponse | OSError) -> HttpResponse:
     if isinstance(answer, OSError):
         raise answer
     return answer

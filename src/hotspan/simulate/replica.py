@@ -46,7 +46,7 @@ class Job:
         self.changes: dict[Medium, Change] = {}
 
 
-class Replica:
+class SimulatedReplica:
     """The state of one, at `at_s`. The simulation calls `advance` when `next_s` has come.
 
     pool:   the GPU's. caches: all by medium; L2's is the same object for all replicas.

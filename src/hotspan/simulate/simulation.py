@@ -14,7 +14,7 @@ from hotspan.core.trace import Trace
 from hotspan.router.types import Medium
 from hotspan.simulate.caches import BlockCache, Change, Pool, make_cache
 from hotspan.simulate.costs import Setup
-from hotspan.simulate.replica import NEVER, Job, Replica
+from hotspan.simulate.replica import NEVER, Job, SimulatedReplica
 from hotspan.simulate.routers import Router, make_router
 
 
@@ -91,7 +91,7 @@ class Simulation:
         self._versions = [0] * setup.replicas
         shared = _caches(setup, (Medium.L2,))
         self.replicas = [
-            Replica(
+            SimulatedReplica(
                 *(n, setup.costs, Pool(setup.sizes.gpu_tokens, setup.block_tokens, setup.gpu_block_tokens)),
                 *(_caches(setup, (Medium.RAM, Medium.DISK)) | shared, setup.block_tokens),
                 *(self._first, self._end),
@@ -132,7 +132,7 @@ class Simulation:
                 replica.advance(at_s)
                 self._plan(replica)
 
-    def _plan(self, replica: Replica) -> None:
+    def _plan(self, replica: SimulatedReplica) -> None:
         self._versions[replica.number] += 1
         next_s = replica.next_s()
         if next_s < NEVER:
