@@ -5,6 +5,7 @@ python rag.py [SERVER]      needs: requests, and HOTSPAN_ADMIN_TOKEN as the serv
 
 import os
 import sys
+import time
 
 import requests
 
@@ -46,6 +47,21 @@ def changed(names: list[str]) -> dict[str, object]:
     return receipt
 
 
+def warm(documents: dict[str, str]) -> dict[str, object]:
+    """Have documents computed while the server has no requests, and wait until they are."""
+    texts = [{"text": text, "tags": [name], "name": name} for name, text in documents.items()]
+    body = {"texts": texts, "template": f"{SYSTEM}{{document}}\n\nQuestion: {{question}}\nAnswer:"}
+    key = {"authorization": f"Bearer {os.environ['HOTSPAN_ADMIN_TOKEN']}"}
+    answer = requests.post(f"{SERVER}/hotspan/cache/warm", json=body, headers=key, timeout=60)
+    while True:
+        answer.raise_for_status()
+        warmed: dict[str, object] = answer.json()
+        if warmed["state"] not in ("waiting", "running"):
+            return warmed
+        time.sleep(0.5)
+        answer = requests.get(f"{SERVER}/hotspan/cache/warm/{warmed['id']}", headers=key, timeout=60)
+
+
 def main() -> None:
     documents = {
         "manual@1": "The pump is serviced every 500 hours. " * 60,
@@ -59,6 +75,9 @@ def main() -> None:
     documents["manual@2"] = documents.pop("manual@1").replace("500", "250")
     print("new text:                 ", ask("How often?", documents)[1], "tokens from the cache")
     print("new text again:           ", ask("How often?", documents)[1], "tokens from the cache")
+    news = {"news@1": "The new pump is serviced every 1,000 hours. " * 60}
+    print("warmed:                   ", warm(news)["tokens"], "tokens")
+    print("question about the news:  ", ask("How often?", news)[1], "tokens from the cache")
 
 
 if __name__ == "__main__":

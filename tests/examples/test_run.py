@@ -78,6 +78,7 @@ def test_rag(served: Served) -> None:
     assert tokens(text, "second question") >= 512
     assert tokens(text, "old text after its change") < 256
     assert tokens(text, "new text again") >= 512
+    assert tokens(text, "question about the news") >= 256
 
 
 def test_agent(served: Served) -> None:

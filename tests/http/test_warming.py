@@ -9,7 +9,9 @@ import pytest
 
 from hotspan.cli.cache import WarmOptions
 from hotspan.core.errors import ConfigError, RefusedError
+from hotspan.http.errors import HttpError
 from hotspan.http.warming import Room, Server, Warmed, is_idle, room_of, warm, warmups
+from hotspan.server.warming import WarmRequest
 
 PAGE = 'vllm:num_requests_running{engine="0"} %d.0\nvllm:num_requests_waiting{engine="0"} 0.0\n'
 TEMPLATE = "Read this.\n{document}\nQuestion: {question}\nAnswer:"
@@ -138,6 +140,15 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str) -> None:
         warmups([], None, ())
 
 
+@pytest.mark.parametrize("template", ["Read {doc}, then {question}", "{question} Look at {document}", ""])
+def test_a_template_of_which_nothing_could_be_warmed_is_refused(documents: Path, template: str) -> None:
+    """Without the document, or with the question before it; in a warm-up over HTTP, too."""
+    with pytest.raises(ConfigError, match="the template has"):
+        warmups([documents], template, ())
+    with pytest.raises(HttpError, match="the template has"):
+        WarmRequest.model_validate({"texts": [{"text": "a"}], "template": template}).warmups()
+
+
 def test_metrics_say_whether_it_is_idle_and_what_there_is_room_for() -> None:
     """A server's, or a router's; a page without either is refused."""
     assert is_idle(PAGE % 0) and not is_idle(PAGE % 1)
@@ -145,7 +156,8 @@ def test_metrics_say_whether_it_is_idle_and_what_there_is_room_for() -> None:
     with pytest.raises(ConfigError, match="--no-wait-for-idle"):
         is_idle("up 1\n")
     tiers = 'hotspan_cache_capacity_bytes{tier="ram"} 5\nhotspan_cache_capacity_bytes{tier="disk"} 7\n'
-    assert room_of(tiers + "hotspan_cache_token_bytes 3\n") == Room(3, 7)
+    tokens = "".join(f'hotspan_cache_token_bytes{{engine="{engine}"}} 3\n' for engine in range(2))
+    assert room_of(tiers + tokens) == Room(3, 7) and room_of("up 1\n") == Room()
 
 
 def test_options_become_fields_of_requests() -> None:

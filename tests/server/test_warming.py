@@ -9,6 +9,7 @@ import pytest
 from fastapi import FastAPI
 
 from hotspan.config.server_settings import ServerSettings
+from hotspan.core.directives import RetentionRule
 from hotspan.http.connections import HttpLimits
 from hotspan.http.errors import HttpError
 from hotspan.server.admission import Admission
@@ -95,7 +96,26 @@ async def test_texts_are_computed_one_by_one_for_their_tenant(engine: Engine, wa
     shown = await warming.told(job)
     assert shown["state"] == "done" and (shown["texts"], shown["warmed"], shown["failed"]) == (2, 2, 0)
     assert shown["tokens"] == 11 and shown["cached_tokens"] == 2
-    assert shown["bytes"] == 110 and shown["largest_tier_bytes"] == 500 and shown["ttl"] == "1h"
+    assert shown["bytes"] == 110 and shown["largest_tier_bytes"] == 500 and shown["ttl_s"] == 3600
+
+
+async def test_what_it_says_of_their_life_is_what_rules_leave(engine: Engine) -> None:
+    """The shortest time to live of all texts; what a rule forbids to store is refused before anything is computed."""
+    rules = RetentionRule(tag="news", ttl_s=60), RetentionRule(tag="secret", no_store=True)
+    made = Warming(has_keys=True, retention=rules, clock=SimulatedClock())
+    made.attach(engine, engine.admission)
+    for tags, ttl, left_s in (
+        (["manual"], None, None),
+        (["manual"], "1h", 3600),
+        (["news"], "1h", 60),
+        (["news"], 9, 9),
+    ):
+        job = await ended(made.begin(request("one", tags=tags, **({} if ttl is None else {"ttl": ttl})), "a"))
+        assert (await made.told(job))["ttl_s"] == left_s
+    asked = len(engine.asked)
+    with pytest.raises(HttpError, match="forbids to store"):
+        made.begin(request("two", tags=["secret"]), "a")
+    assert len(engine.asked) == asked
 
 
 async def test_documents_go_into_the_template(engine: Engine, warming: Warming) -> None:

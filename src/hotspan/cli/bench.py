@@ -80,6 +80,10 @@ class CompareOptions:
     api_key: str = option("", "For servers: API key to send as a bearer token. Default: OPENAI_API_KEY.")
 
 
+_OF_ONE_SERVER = {"engine_url", "engine_pid"}
+_COMPARE_FLAGS = (*options_of(CompareOptions), *(each for each in OPTIONS if each.name not in _OF_ONE_SERVER))
+
+
 @app.command()
 @takes((*options_of(Output), *OPTIONS))
 def engine(context: typer.Context, **_flags: Any) -> None:
@@ -106,7 +110,7 @@ def engine(context: typer.Context, **_flags: Any) -> None:
 
 
 @app.command()
-@takes((*options_of(CompareOptions), *OPTIONS))
+@takes(_COMPARE_FLAGS)
 def compare(
     context: typer.Context,
     a: Annotated[str, typer.Argument(help="Result file, directory of repetitions, or URL of a server. The baseline.")],
@@ -124,8 +128,7 @@ def compare(
     from hotspan.bench.report import ReportContext, write_report
 
     with explained():
-        flags = (*options_of(CompareOptions), *OPTIONS)
-        given = {each.key: each.value for each in givens_of(context, flags)}
+        given = {each.key: each.value for each in givens_of(context, _COMPARE_FLAGS)}
         options = build(CompareOptions, given)
         console = stdout_console(is_json=options.json)
         conditions = [Condition.parse(text, has_reference=True) for text in options.fail_if]

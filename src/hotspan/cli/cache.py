@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from hotspan.http.warming import Room, Warmed
 
-cache = typer.Typer(help="Show, verify, invalidate and remove cached data.", no_args_is_help=True)
+cache = typer.Typer(help="Show, verify, warm, invalidate and remove cached data.", no_args_is_help=True)
 
 _CHECK_S = 24 * 3600.0
 _WARM_S = 3600.0
@@ -178,7 +178,8 @@ class WarmOptions(StatsOptions):
     model: str = option("", "Model name of the requests, or an adapter's. Default: the first one of /v1/models.")
     template: Path | None = option(
         None,
-        "File with the prompt's template: {document} stands for the text; what comes from {question} on is left out.",
+        "File with the template of prompts of /v1/completions: {document} stands for the text; what comes from "
+        "{question} on is left out. For chats give `messages` in a .jsonl file.",
     )
     tag: tuple[str, ...] = option(
         (), "Tag of all texts, beside the name of their file. May be repeated.", also="--tags"
@@ -231,24 +232,29 @@ def warm(
     with Progress(f"warming {admin.server}", len(texts), "texts") as progress:
         done = warming.Warmed()
         asyncio.run(warming.warm(texts, warming.Server(post, page), common, done, advance=progress.advance))
-    room = warming.Room(0, 0) if page is None else warming.room_of(page())
+    try:
+        room = warming.room_of(admin.text("/metrics"))
+    except ConfigError:  # they are the administrator's
+        room = warming.Room()
     _show_warmed(done, room, options)
     if done.failed:
         raise typer.Exit(1)
 
 
 def _show_warmed(done: "Warmed", room: "Room", options: WarmOptions) -> None:
-    size, lives = done.tokens * room.token_bytes, f"ttl {options.ttl}" if options.ttl else "until evicted"
+    size, lives = done.tokens * room.token_bytes, f"for {options.ttl} at most" if options.ttl else "until evicted"
     if options.json:
-        print_json(asdict(done) | {"bytes": round(size), "lives": lives})
+        print_json(asdict(done) | {"bytes": round(size) if room.token_bytes else None, "lives": lives})
         return
     for failure in done.failed:
         typer.secho(f"not warmed: {failure}", fg="yellow")
-    shown = f", {size / GIB:.3f} GiB of KV in each tier" if size else ""
+    shown = (
+        f"{size / GIB:.3f} GiB of KV in each tier" if room.token_bytes else "size unknown: /metrics does not show it"
+    )
     computed = done.tokens - done.cached
     typer.echo(
-        f"{done.texts} texts, {done.tokens:,} tokens: {computed:,} computed, {done.cached:,} cached before{shown}; "
-        f"they live {lives}"
+        f"{done.texts} texts, {done.tokens:,} tokens: {computed:,} computed, {done.cached:,} cached before; "
+        f"{shown}; kept {lives}, or as a retention rule says"
     )
     if size > room.capacity_bytes > 0:
         typer.secho(f"the largest tier has {room.capacity_bytes / GIB:.3f} GiB: some are evicted again", fg="yellow")

@@ -77,7 +77,7 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
         "Chunks that wait to be written to a tier, or are being written, as of the engine's last report.", _TIER
     ),
     "hotspan_l2_log_age_seconds": OffloadingGaugeMetadata(
-        "Since the log of invalidations was last read; the L2 takes no part while that is long ago."
+        "Since the log of invalidations was last read; the L2 is not used while that is long ago."
     ),
     "hotspan_l2_log_malformed": OffloadingCounterMetadata(
         "Entries of the log of invalidations that could not be understood: all of their tenant was forgotten."
@@ -102,7 +102,7 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     "hotspan_cost_predicted_seconds": OffloadingCounterMetadata(
         "What was predicted of the engine's steps (prefill) and of requests' loads, by tier.", _WHAT
     ),
-    "hotspan_cost_actual_seconds": OffloadingCounterMetadata("What these took.", _WHAT),
+    "hotspan_cost_actual_seconds": OffloadingCounterMetadata("Measured seconds of the same.", _WHAT),
     "hotspan_cost_error": OffloadingGaugeMetadata("Mean relative error of the last 16 of these predictions.", _WHAT),
     "hotspan_cost_prefill_tokens_per_second": OffloadingGaugeMetadata(
         "Of the engine, as measured, with little context; 0 while unknown."
@@ -140,7 +140,7 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     "hotspan_encoder_load_bytes": OffloadingCounterMetadata("Bytes of encoder outputs loaded into the engine."),
     "hotspan_encoder_store_bytes": OffloadingCounterMetadata("Bytes of encoder outputs stored in RAM."),
     "hotspan_cache_used_bytes": OffloadingGaugeMetadata("Bytes in use, by tier.", _TIER),
-    "hotspan_cache_capacity_bytes": OffloadingGaugeMetadata("Bytes there are, by tier.", _TIER),
+    "hotspan_cache_capacity_bytes": OffloadingGaugeMetadata("Capacity in bytes, by tier.", _TIER),
     "hotspan_cache_token_bytes": OffloadingGaugeMetadata(
         "Bytes that tiers keep of one token, over all KV cache groups: what turns bytes into tokens."
     ),

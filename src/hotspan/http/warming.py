@@ -62,9 +62,10 @@ def warmups(paths: Iterable[Path], template: str | None, tags: Sequence[str]) ->
     A .jsonl file has an object per line: `text` (a document), `prompt` or `messages`, and `tags` and `session` of its
     own. Any other file is one document, which is also tagged with its name, in a directory with its path there.
 
-    template: of a prompt, with {document}; what comes from {question} on is left out.
-    Raises:   ConfigError for what can't be read.
+    template: of a prompt of /v1/completions, with {document}; what comes from {question} on is left out.
+    Raises:   ConfigError for what can't be read, and for another template.
     """
+    around(template)
     found: list[Warmup] = []
     for path in paths:
         if path.suffix == ".jsonl" and not path.is_dir():
@@ -144,16 +145,15 @@ def is_idle(page: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """token_bytes: of one token's KV in a tier. capacity_bytes: of the largest tier; 0 if that is not known."""
+    """token_bytes: of one token's KV in a tier. capacity_bytes: of the largest tier. 0 where it is not known."""
 
-    token_bytes: float
-    capacity_bytes: float
+    token_bytes: float = 0.0
+    capacity_bytes: float = 0.0
 
 
 def room_of(page: str) -> Room:
     """What a server's metrics show of its tiers."""
-    capacities = [sample.value for sample in samples(page, ("hotspan_cache_capacity_bytes",))]
-    return Room(_value(page, "hotspan_cache_token_bytes"), max(capacities, default=0.0))
+    return Room(*(_largest(page, name) for name in ("hotspan_cache_token_bytes", "hotspan_cache_capacity_bytes")))
 
 
 async def _patiently(post: Callable[[], Awaitable[Any]], sleep: Callable[[float], Awaitable[None]]) -> Any:
@@ -181,9 +181,22 @@ def _is_about_text(error: ConfigError) -> bool:
     return _code(error) in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 
 
+def around(template: str | None) -> tuple[str, str]:
+    """What stands before a document in its prompt, and behind it, up to the question.
+
+    Raises: ConfigError for a template of which no prompt could be computed before its question is known.
+    """
+    head, found, tail = (DOCUMENT if template is None else template).partition(DOCUMENT)
+    if not found:
+        raise ConfigError(f"the template has no {DOCUMENT}: write it where the document goes")
+    if QUESTION in head:
+        raise ConfigError(f"the template has {QUESTION} before {DOCUMENT}: what follows a question can't be warmed")
+    return head, tail.partition(QUESTION)[0]
+
+
 def _document(text: str, name: str, template: str | None, directives: Json) -> Warmup:
-    head, _, tail = (template if template is not None else DOCUMENT).partition(DOCUMENT)
-    return Warmup(name, {"prompt": head + text + tail.partition(QUESTION)[0]}, directives, head)
+    head, tail = around(template)
+    return Warmup(name, {"prompt": head + text + tail}, directives, head)
 
 
 def _lines(path: Path, template: str | None, tags: Sequence[str]) -> Iterator[Warmup]:
@@ -197,5 +210,6 @@ def _lines(path: Path, template: str | None, tags: Sequence[str]) -> Iterator[Wa
             raise ConfigError(f"{name}: this is no text to warm ({error})") from error
 
 
-def _value(page: str, name: str) -> float:
-    return float(sum(sample.value for sample in samples(page, (name,))))
+def _largest(page: str, name: str) -> float:
+    """Of the samples of all engines."""
+    return float(max((sample.value for sample in samples(page, (name,))), default=0.0))

@@ -159,7 +159,11 @@ class State(Collector):
         yield _gauge("index_bytes", "Memory of what replicas are known or assumed to hold.", index.bytes)
         yield _gauge("index_pieces", "Pieces of prompts that are known.", len(index))
         yield _counter("index_evicted_pieces", "Pieces forgotten for want of memory.", index.evicted)
-        yield _gauge("moved_sessions", "Sessions that live elsewhere than computed.", len(self._fleet.moved))
+        yield _gauge(
+            "moved_sessions",
+            "Sessions moved to another replica.",
+            len(self._fleet.moved),
+        )
         yield _gauge("stateful_sessions", "Sessions bound to the replica that made them.", len(self._sessions))
         yield _counter("lost_sessions", "Such sessions whose replica was gone.", self._sessions.lost)
         yield _gauge("bytes_per_token", "Of prompts, as learnt from answers.", self._prompts.bytes_per_token)
@@ -184,9 +188,9 @@ class State(Collector):
         found = {name: each.failed_checks for name, each in health}
         yield _counter("health_checks_failed", "Questions that a replica did not answer well.", found)
         found = {name: load.in_flight for name, load in loads.items()}
-        yield _gauge("in_flight_requests", "At a replica now.", found)
+        yield _gauge("in_flight_requests", "Requests in flight at a replica.", found)
         found = {name: load.tokens_per_s for name, load in loads.items()}
-        yield _gauge("replica_tokens_per_second", "Prompt tokens that a replica is taken to compute.", found)
+        yield _gauge("replica_tokens_per_second", "Assumed prefill rate of a replica, in tokens per second.", found)
         found = {name: load.waiting_tokens for name, load in loads.items()}
         yield _gauge("replica_waiting_tokens", "Sent to a replica, and not answered yet.", found)
         found = {name: replica.is_exact for name, replica in self._fleet.replicas.items()}

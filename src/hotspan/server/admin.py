@@ -156,7 +156,7 @@ class CacheAdmin:
         """
         found = self._engine.trace(asked.recording, asked.block_tokens, is_last=asked.is_last)
         if found is None:
-            raise HttpError(409, "somebody else is recording: try again when they have stopped")
+            raise HttpError(409, "another recording is in progress: try again when it has stopped")
         return found
 
     async def page(self) -> Response:

@@ -162,7 +162,7 @@ async def _warmed(engine: "Engine", options: ServeOptions, registry: AdapterRegi
     is_open = options.server.client_adapters is not None
     engine.app.include_router(adapter_router(registry, engine.names, is_open=is_open))
     engine.app.include_router(admin_router(CacheAdmin(engine, options.cache, options.tenants, registry)))
-    warming = Warming(has_keys=options.has_keys)
+    warming = Warming(has_keys=options.has_keys, retention=options.tenants.retention)
     if engine.is_embedding:
         return warming
     if options.cache is not None:

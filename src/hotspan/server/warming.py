@@ -9,7 +9,8 @@ stored of it.
 import asyncio
 import json
 import secrets
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -20,11 +21,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import ASGIApp
 
 from hotspan.core.clock import Clock, SystemClock
-from hotspan.core.directives import parse_directives
+from hotspan.core.directives import RetentionRule, governed, parse_directives
 from hotspan.core.errors import ConfigError, RefusedError
 from hotspan.http.errors import HttpError
 from hotspan.http.paths import WARM, WARM_UP
-from hotspan.http.warming import DOCUMENT, Room, Server, Warmed, Warmup, room_of, warm, warmup
+from hotspan.http.warming import Room, Server, Warmed, Warmup, around, room_of, warm, warmup
 from hotspan.server.admission import Admission
 from hotspan.server.announce import owner_of
 from hotspan.server.exchange import OwnRoute
@@ -80,8 +81,10 @@ class WarmRequest(BaseModel):
 
     def warmups(self) -> list[Warmup]:
         """The requests. Raises: HttpError 400."""
-        if self.template is not None and DOCUMENT not in self.template:
-            raise HttpError(400, f"the template has no {DOCUMENT}: say where the document goes")
+        try:
+            around(self.template)
+        except ConfigError as error:
+            raise HttpError(400, str(error)) from error
         found = []
         for number, text in enumerate(self.texts, 1):
             name = text.name or str(number)
@@ -111,12 +114,13 @@ class State(StrEnum):
 
 @dataclass(slots=True)
 class Job:
-    """Texts of one request. chars: of its texts. reason: why it failed."""
+    """Texts of one request. chars: of its texts. ttl_s: of the one that expires first. reason: why it failed."""
 
     owner: str
     texts: list[Warmup]
     common: Json
     chars: int
+    ttl_s: int | None
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     state: State = State.WAITING
     done: Warmed = field(default_factory=Warmed)
@@ -143,18 +147,22 @@ class Job:
             "cached_tokens": done.cached,
             "bytes": round(done.tokens * room.token_bytes),
             "largest_tier_bytes": round(room.capacity_bytes),
-            "ttl": self.common.get("kv_transfer_params", {}).get("ttl"),
+            "ttl_s": self.ttl_s,
         } | ({"reason": self.reason} if self.reason else {})
 
 
 class Warming:
     """The jobs of a server, one after the other. Belongs to one event loop.
 
-    has_keys: tenants are told apart by API keys.
+    has_keys:  tenants are told apart by API keys.
+    retention: rules that shorten the time to live of a text, or forbid to store it.
     """
 
-    def __init__(self, *, has_keys: bool, clock: Clock | None = None) -> None:
+    def __init__(
+        self, *, has_keys: bool, retention: tuple[RetentionRule, ...] = (), clock: Clock | None = None
+    ) -> None:
         self._has_keys = has_keys
+        self._retention = retention
         self._clock = clock or SystemClock()
         self._jobs: dict[str, Job] = {}
         self._turn = asyncio.Lock()
@@ -171,13 +179,13 @@ class Warming:
         open_jobs = [job for job in self._jobs.values() if not job.is_over]
         chars = sum(len(text.model_dump_json()) for text in asked.texts)
         if len(open_jobs) >= MAX_JOBS or sum(job.owner == owner for job in open_jobs) >= MAX_JOBS // 2:
-            raise HttpError(429, "as many warm-ups as may be are not over yet: wait for one, or cancel it", retry_s=10)
+            raise HttpError(429, "too many warm-ups are in progress: wait until one ends, or cancel one", retry_s=10)
         if open_jobs and chars + sum(job.chars for job in open_jobs) > MAX_HELD_CHARS:
-            raise HttpError(429, "the warm-ups that are not over yet hold too much text: send this later", retry_s=10)
+            raise HttpError(429, "the warm-ups in progress hold too much text: send this later", retry_s=10)
         common: Json = {"max_tokens": 1, "temperature": 0} | ({"model": asked.model} if asked.model else {})
         common |= {"kv_transfer_params": asked.directives} if asked.directives else {}
         texts = asked.warmups()
-        job = Job(owner, texts, common, chars, count=len(texts))
+        job = Job(owner, texts, common, chars, self._ttl_s(texts, asked.directives, owner), count=len(texts))
         self._jobs[job.id] = job
         with asking(Principal(owner, has_key=self._has_keys)):
             job.task = asyncio.create_task(self._run(job))
@@ -221,6 +229,17 @@ class Warming:
         finally:
             job.ended_s = self._clock.monotonic()
             job.texts, job.chars = [], 0
+
+    def _ttl_s(self, texts: Sequence[Warmup], common: Json, owner: str) -> int | None:
+        """Seconds until the first of some texts expires; None if none does. Raises: HttpError 400."""
+        lives = []
+        for text in texts:
+            asked = replace(parse_directives(text.directives | common), tenant=owner)
+            kept = governed(asked, self._retention)
+            if kept.no_store:
+                raise HttpError(400, f"text {text.name}: a retention rule forbids to store it")
+            lives.append(kept.ttl_s)
+        return min((ttl_s for ttl_s in lives if ttl_s is not None), default=None)
 
     async def _alone(self, path: str, body: Json) -> Any:
         """The answer to a request that is sent when no other is there, and again after each that came between.
