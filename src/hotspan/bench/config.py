@@ -65,7 +65,8 @@ class BenchConfig:
     arrivals: Arrivals = option("poisson", "Distribution of arrivals for --request-rate: poisson, or even.")
     check: int = option(
         0,
-        "Requests to send again and compare with answers computed without a cache. Default: 0 (no check).",
+        "Requests to send again and compare with answers computed without a cache, or found in the engine's own. "
+        "Default: 0 (no check).",
         kind=NATURAL,
     )
     rounds: tuple[RoundName, ...] = TIMED_ROUNDS
