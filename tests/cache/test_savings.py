@@ -1,5 +1,6 @@
 """Which texts saved the most."""
 
+from hotspan.cache import savings as module
 from hotspan.cache.savings import Saved, SavedText, Savings
 from hotspan.core.terms import Scope, Terms, tag_labels, tenant_label
 from hotspan.core.types import ChunkKey
@@ -66,3 +67,18 @@ def test_what_is_invalidated_is_forgotten() -> None:
     note_all()
     savings.clear()
     assert not savings.top(9)
+
+
+def test_tokens_are_counted_by_tenant() -> None:
+    """Of all texts, those that made room and those that were invalidated included; the tenants are bounded."""
+    savings = Savings(capacity=1)
+    for number, tenant in ((1, "acme"), (2, "acme"), (3, "globex")):
+        savings.note(text(number, tenant=tenant), 256 * number, 1.0)
+    counted = {tenant_label("acme"): 768, tenant_label("globex"): 768}
+    assert savings.tenant_tokens == counted
+    savings.invalidate([Scope()], NAMESPACE)
+    savings.clear()
+    assert savings.tenant_tokens == counted
+    for number in range(module._MAX_TENANTS + 5):
+        savings.note(text(4, tenant=str(number)), 256, 1.0)
+    assert len(savings.tenant_tokens) == module._MAX_TENANTS and savings.tenant_tokens.items() >= counted.items()

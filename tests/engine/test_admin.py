@@ -49,12 +49,14 @@ def test_what_a_text_has_saved_is_known(engine: Core) -> None:
     """By its first chunk if it has no tags, until it is invalidated. What the engine itself had is not counted."""
     prompt = engine.stored(engine.text(2, LENGTH))
     assert engine.ask(prompt) == OWN
-    before = engine.administer(do="stats")["texts"]
+    before, hits = (engine.administer(do="stats")[part] for part in ("texts", "hit_tokens"))
     for _ in range(2):
         engine.forget_gpu()
         engine.ask(prompt)
     (text,) = [each for each in engine.administer(do="stats")["texts"] if each not in before]
     assert (text["tags"], text["hits"], text["tokens"]) == ([], 2, 2 * WHOLE) and text["seconds"] >= 0
+    (tenant,) = engine.administer(do="stats")["hit_tokens"].items()
+    assert tenant == (text["tenant"], hits[text["tenant"]] + 2 * WHOLE)
     engine.administer(do="invalidate", tenant="default", tokens=prompt)
     assert text["first_chunk"] not in [each["first_chunk"] for each in engine.administer(do="stats")["texts"]]
 

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from hotspan.engine.metrics import DEFINITIONS
 
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
 
 
 class Figures:
@@ -36,8 +36,9 @@ class Figures:
             gpus.labels(number).set(busy)
         self._pool = Counter("vllm:prefix_cache_hits", "x", registry=self._registry)
         Gauge("vllm:kv_cache_usage_perc", "x", registry=self._registry).set(0.42)
-        info = Gauge("vllm:cache_config_info", "x", ["num_gpu_blocks", "block_size"], registry=self._registry)
-        info.labels("31250", "16").set(1)
+        named = ["num_gpu_blocks", "block_size", "kv_cache_size_tokens"]
+        info = Gauge("vllm:cache_config_info", "x", named, registry=self._registry)
+        info.labels("31250", "16", "500000").set(1)
         self._ended = Counter("vllm:request_success", "x", registry=self._registry)
         for tier, used, size in (("ram", 46.5, 64), ("disk", 812, 1024), ("l2", 0, 0)):
             self._of("hotspan_cache_used_bytes", tier).set(used * GIB)
@@ -95,10 +96,11 @@ CACHE = {
             "replica": "host-1/9f2c",
             "is_encrypted": False,
             "tiers": {
-                "ram": {"chunks": 3317, "tenants": {"acme": 2100, "globex": 1217}},
-                "disk": {"chunks": 57920, "tenants": {"acme": 41000, "globex": 16920}},
-                "l2": {"chunks": 0, "tenants": {}},
+                "ram": {"chunks": 3317, "bytes": 3317 * 14 * MIB, "tenants": {"acme": 2100, "globex": 1217}},
+                "disk": {"chunks": 57920, "bytes": 57920 * 14 * MIB, "tenants": {"acme": 41000, "globex": 16920}},
+                "l2": {"chunks": 0, "bytes": 0, "tenants": {}, "store": None},
             },
+            "hit_tokens": {"acme": 5_100_000, "globex": 9216},
             "texts": [
                 {"tags": ["handbook@7"], "first_chunk": "00" * 8, "tenant": "acme", "hits": 412, "tokens": 5_062_656}
                 | {"seconds": 1265.4},

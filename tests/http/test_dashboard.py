@@ -5,7 +5,7 @@ import hashlib
 import re
 
 from hotspan.http.dashboard import DASHBOARD, dashboard
-from hotspan.router.routes import REPLICAS
+from hotspan.router.routes import CACHE, REPLICAS
 from tests.docs.test_pages import unknown_metrics
 from tests.router.rig import replicas, routed, say_ok
 from tests.server.test_admin_routes import FakeEngine, ask
@@ -37,7 +37,7 @@ def test_metrics_of_the_page_exist() -> None:
 
 def test_anybody_gets_the_page_and_only_the_administrator_its_data() -> None:
     """A browser can open the page without a token; what it shows needs one."""
-    engine = FakeEngine({"replica": "r", "tiers": {}, "texts": [], "is_encrypted": False})
+    engine = FakeEngine({"replica": "r", "tiers": {}, "texts": [], "hit_tokens": {}, "is_encrypted": False})
     reply = ask(engine, "GET", DASHBOARD, key=None)
     assert reply.status == 200 and reply.body == dashboard().content and not engine.asked
     assert reply.headers["content-type"].startswith("text/html")
@@ -52,9 +52,9 @@ async def test_the_router_has_the_page_and_keeps_its_data() -> None:
         async with at.client.get(at.url + DASHBOARD) as answer:
             assert answer.status == 200 and await answer.read() == dashboard().content
             assert answer.headers["content-security-policy"] == dashboard().headers["content-security-policy"]
-        for path in ("/metrics", REPLICAS):
+        for path in ("/metrics", REPLICAS, CACHE):
             async with at.client.get(at.url + path) as answer:
                 assert answer.status == 401
+            assert not fake.asked
             async with at.client.get(at.url + path, headers={"authorization": "Bearer t"}) as answer:
                 assert answer.status == 200
-        assert not fake.asked

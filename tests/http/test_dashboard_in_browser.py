@@ -2,17 +2,17 @@
 
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
 from hotspan.http.dashboard import dashboard
-from tests.router.rig import replicas, routed, say_ok
+from tests.router.rig import Answering, Fake, replicas, routed, say_ok, until
 
-from .browser import CHROMIUM, browsing
-from .figures import ADAPTERS, CACHE, Figures
+from .browser import CHROMIUM, Tab, browsing
+from .figures import ADAPTERS, CACHE, MIB, Figures
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")]
 
@@ -84,7 +84,10 @@ async def test_a_servers_dashboard(tmp_path: Path) -> None:
         tenants = await tab.run("document.querySelector('#tenants tbody').innerText")
         texts = await tab.run("document.querySelector('#texts tbody').innerText")
         assert "handbook@7" in texts and "412" in texts and "untagged, first chunk 5f3a9c0011d2e4b7" in texts
-        assert tenants.split() == ["acme", "2,100", "41,000", "0", "globex", "1,217", "16,920", "0"]
+        assert [row.split("\t") for row in tenants.splitlines()] == [
+            ["acme", "28.7 GiB", "561 GiB", "589 GiB", "5.1 M"],
+            ["globex", "16.6 GiB", "231 GiB", "248 GiB", "9,216"],
+        ]
         for width, scheme in ((1280, "light"), (1280, "dark"), (400, "light")):
             await tab.shot(shots / f"server-{width}-{scheme}.png", width, scheme)
             assert await tab.run("document.documentElement.scrollWidth <= innerWidth")
@@ -111,21 +114,90 @@ async def test_a_servers_dashboard(tmp_path: Path) -> None:
         await tab.until("document.querySelector('#state').textContent.startsWith('Offline')")
 
 
+HOSTILE = "<img src=x onerror=document.title='hit'>"
+ROWS = "[...document.querySelectorAll('#{} tbody tr')].map(row => [...row.cells].map(each => each.textContent))"
+NOTE = "document.querySelector('#{} .note').textContent"
+
+
+def growing(figures: Figures) -> Callable[[], str]:
+    """The page of metrics of a server that works two seconds between two readings."""
+
+    def page() -> str:
+        figures.step()
+        return figures.page().decode()
+
+    return page
+
+
+def holding(store: str, **tenants: int) -> Answering:
+    """A replica whose RAM has so many chunks of 1 MiB of each tenant, with an L2."""
+    tiers = {"ram": {"chunks": sum(tenants.values()), "bytes": sum(tenants.values()) * MIB, "tenants": tenants}}
+    contents = {"tiers": {**tiers, "l2": {"store": store}}, "hit_tokens": dict.fromkeys(tenants, 256)}
+
+    async def answer(request: web.Request, body: bytes) -> web.StreamResponse:
+        is_contents = request.path == "/hotspan/cache"
+        return web.json_response({"replicas": [contents]}) if is_contents else await say_ok(request, body)
+
+    return answer
+
+
 async def test_a_routers_dashboard(tmp_path: Path) -> None:
-    """A real router's: its replicas, and the requests that it has forwarded."""
+    """A real router's: its replicas, the requests that it has forwarded, and the tiers and tenants of all replicas."""
     shots = Path(os.environ.get("SHOTS", tmp_path))
-    async with replicas(say_ok, say_ok) as fakes, routed(list(fakes)) as at:
-        for _ in range(5):
-            async with at.post() as answer:
-                await answer.read()
-        async with browsing(at.url + "/dashboard", tmp_path / "profile") as tab:
-            await tab.until("document.querySelectorAll('#fleet tbody tr').length === 2")
-            names = await tab.run("[...document.querySelectorAll('#fleet tbody th')].map(each => each.textContent)")
-            assert names == [fake.url for fake in fakes]
-            assert await tab.run("document.querySelector('#cards dd').textContent") == "2 of 2"
-            outcomes = await tab.run("document.querySelector('#outcomes tbody').innerText")
-            assert "ok\t5\t5" in outcomes, outcomes
-            for width, scheme in ((1280, "light"), (400, "dark")):
-                await tab.shot(shots / f"router-{width}-{scheme}.png", width, scheme)
-                assert await tab.run("document.documentElement.scrollWidth <= innerWidth")
-            assert not tab.problems
+    many = {f"tenant-{number:02}": 10 for number in range(30)}
+    one, two = holding("store", acme=2048, **{HOSTILE: 1024}), holding("store", acme=1024, globex=512, **many)
+    async with replicas(one, two, say_ok) as fakes:
+        for fake in fakes[:2]:
+            fake.metrics = growing(Figures())
+        gone = Fake(url="http://127.0.0.1:1")
+        async with routed([*fakes, gone]) as at:
+            await until(lambda: at.router.health[gone.url].health.value == "down")
+            for _ in range(5):
+                assert await at.status() == 200
+            async with browsing(at.url + "/dashboard", tmp_path / "profile") as tab:
+                await tab.until("document.querySelectorAll('#fleet tbody tr').length === 4")
+                await tab.until("history_.length >= 3")
+                names = await tab.run("[...document.querySelectorAll('#fleet tbody th')].map(each => each.textContent)")
+                assert names == [fake.url for fake in [*fakes, gone]]
+                assert await tab.run("document.querySelector('#cards dd').textContent") == "3 of 4"
+                outcomes = await tab.run("document.querySelector('#outcomes tbody').innerText")
+                assert "ok\t5\t5" in outcomes, outcomes
+                await check_sums(tab, [*fakes, gone])
+                for width, scheme in ((1280, "light"), (1280, "dark"), (400, "dark"), (400, "light")):
+                    await tab.shot(shots / f"router-{width}-{scheme}.png", width, scheme)
+                    assert await tab.run("document.documentElement.scrollWidth <= innerWidth")
+                parts = await tab.accessible()
+                named = {role: [name for found, name in parts if found == role] for role, _ in parts}
+                for role in ("image", "meter", "region", "rowheader"):
+                    assert named[role] and "" not in named[role], (role, named[role])
+                assert [name for name in named["image"] if name.startswith("Hit rate by tier, all replicas, now: Eng")]
+                assert "Tiers, all replicas" in named["region"] and "Tenants" in named["region"]
+                assert not tab.problems
+
+
+async def check_sums(tab: Tab, fakes: list[Fake]) -> None:
+    """Of two replicas that tell, one without metrics and one that is gone."""
+    rows = await tab.run(ROWS.format("tiers"))
+    assert [row[:4] + row[5:6] for row in rows] == [
+        ["Engine", "2", "\N{EN DASH}", "22.4 GiB", "53.4 GiB"],
+        ["RAM", "2", "up", "93 GiB", "128 GiB"],
+        ["Disk", "2", "up", "1,624 GiB", "2,048 GiB"],
+        ["L2, shared", "2", "given up at 2", "0 KiB", "\N{EN DASH}"],
+    ]
+    assert [rows[0][7], rows[2][7], rows[3][7]] == ["10.0 %", "15.0 %", "2.0 %"]
+    note = await tab.run(NOTE.format("tiers"))
+    left_out = "2 of 4 replicas count. Left out: {} {}; {} is down.\n"
+    assert note.startswith(left_out.format(fakes[2].url, "answers with status 404", fakes[3].url))
+    hit = "document.querySelector('#tier-chart svg').ariaLabel"
+    assert "Engine 10.0 %, RAM" in await tab.run(hit) and "Disk 15.0 %, L2 2.0 %" in await tab.run(hit)
+    rates = await tab.run(ROWS.format("fleet"))
+    assert rates[0][2].endswith(" %") and [row[2] for row in rates[2:]] == 2 * ["\N{EN DASH}"]
+    tenants, empty = await tab.run(ROWS.format("tenants")), "0 KiB"
+    assert tenants[:2] == [
+        ["acme", "3 GiB", empty, "3 GiB", "512"],
+        [HOSTILE, "1 GiB", empty, "1 GiB", "256"],
+    ]
+    note, why = await tab.run(NOTE.format("tenants")), "sent no contents, or those of too many tenants"
+    assert note.startswith(left_out.format(fakes[2].url, why, fakes[3].url))
+    assert len(tenants) == 20 and note.endswith("The largest 20 of 33.")
+    assert not await tab.run("document.querySelectorAll('img').length") and "hit" not in await tab.run("document.title")

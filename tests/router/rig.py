@@ -64,14 +64,18 @@ def say(status: int, text: str = "no") -> Answering:
 
 @dataclass
 class Fake:
-    """A replica. asked: method, path, headers and body of each request but health checks. ping_s: what those take."""
+    """A replica.
+
+    asked:   method, path, headers and body of each request but health checks and those for metrics.
+    ping_s:  what health checks take. metrics: the page, or what makes it.
+    """
 
     url: str = ""
     answer: Answering = say_ok
     ping: tuple[int, dict[str, Any]] = (200, {"status": "Healthy"})
     asked: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
     ping_s: float = 0.0
-    metrics: str = ""
+    metrics: str | Callable[[], str] = ""
     open: int = 0
     hung_up: int = 0
 
@@ -85,7 +89,8 @@ class Fake:
             await asyncio.sleep(self.ping_s)
             return web.json_response(self.ping[1], status=self.ping[0])
         if request.path == "/metrics":
-            return web.Response(status=200 if self.metrics else 404, text=self.metrics)
+            page = self.metrics if isinstance(self.metrics, str) else self.metrics()
+            return web.Response(status=200 if page else 404, text=page)
         body = await request.content.read()
         headers = {name.lower(): value for name, value in request.headers.items()}
         self.asked.append((request.method, request.raw_path, headers, body))

@@ -362,7 +362,8 @@ def test_stats_have_names() -> None:
     tenants = {f"{tenant_label('acme'):016x}": 5, "00000000000000ff": 1}
     texts = [{"tags": ["manual"], "tenant": label} for label in tenants]
     tiers = {"ram": {"chunks": 6, "tenants": tenants}}
-    engine = FakeEngine({"replica": "r", "tiers": tiers, "texts": texts, "is_encrypted": True})
+    told = {"replica": "r", "tiers": tiers, "texts": texts, "hit_tokens": dict(tenants), "is_encrypted": True}
+    engine = FakeEngine(told)
     (replica,) = ask(engine, "GET", "/hotspan/cache").json["replicas"]
     assert [text["tenant"] for text in replica["texts"]] == ["acme", "00000000000000ff"]
-    assert replica["tiers"]["ram"]["tenants"] == {"acme": 5, "00000000000000ff": 1}
+    assert replica["tiers"]["ram"]["tenants"] == replica["hit_tokens"] == {"acme": 5, "00000000000000ff": 1}

@@ -10,6 +10,7 @@ from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import ChunkKey
 
 _CAPACITY = 512
+_MAX_TENANTS = 4096
 
 
 class SavedText(NamedTuple):
@@ -32,11 +33,14 @@ class Savings:
     """What was saved by text, of at most 512 texts: a new one takes the place of the one that saved least.
 
     The list has names of documents: it forgets what is invalidated, as the tiers do.
+
+    tenant_tokens: loaded, by tenant, of all texts; of 4,096 tenants, in the same way. Invalidations do not change it.
     """
 
     def __init__(self, capacity: int = _CAPACITY) -> None:
         self._capacity = capacity
         self._texts: dict[tuple[int, tuple[str, ...] | ChunkKey], tuple[SavedText, Saved]] = {}
+        self.tenant_tokens: dict[int, int] = {}
 
     def note(self, text: SavedText, tokens: int, seconds: float) -> None:
         """Tokens of a text were loaded; to compute them would have taken so many seconds more."""
@@ -46,6 +50,7 @@ class Savings:
             del self._texts[min(self._texts, key=lambda each: _rank(self._texts[each][1]))]
         saved = Saved(before.hits + 1, before.tokens + tokens, before.seconds + max(0.0, seconds))
         self._texts[name] = text, saved
+        self._count(text.terms.tenant, tokens)
 
     def top(self, count: int) -> list[tuple[SavedText, Saved]]:
         """Those that saved most: by seconds, or by tokens where seconds are not known."""
@@ -59,8 +64,14 @@ class Savings:
                 del self._texts[name]
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all texts."""
         self._texts.clear()
+
+    def _count(self, tenant: int, tokens: int) -> None:
+        counts = self.tenant_tokens
+        if tenant not in counts and len(counts) >= _MAX_TENANTS:
+            del counts[min(counts, key=counts.__getitem__)]
+        counts[tenant] = counts.get(tenant, 0) + tokens
 
 
 def _rank(saved: Saved) -> tuple[float, int]:

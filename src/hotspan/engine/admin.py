@@ -158,6 +158,8 @@ class Administrator:
                 "tenants": {f"{label:016x}": chunks for label, chunks in usage.tenants.items()},
                 "is_up": usage.is_up,
             }
+        if Tier.L2.value in tiers:
+            tiers[Tier.L2.value]["store"] = self._shared_store()
         texts = [
             {
                 "tags": list(text.tags),
@@ -169,7 +171,16 @@ class Administrator:
             }
             for text, saved in self._manager.savings.top(_TEXTS)
         ]
-        return {"replica": self._replica, "tiers": tiers, "texts": texts, "is_encrypted": self._keyring is not None}
+        hits = {f"{label:016x}": tokens for label, tokens in self._manager.savings.tenant_tokens.items()}
+        told = {"replica": self._replica, "tiers": tiers, "texts": texts, "hit_tokens": hits}
+        return told | {"is_encrypted": self._keyring is not None}
+
+    def _shared_store(self) -> str | None:
+        """What names the L2 among all: the epoch of its log, which is random. None if it has no log that is shared."""
+        follower = self._follower
+        if follower is None or not follower.is_shared or follower.position is None:
+            return None
+        return follower.position.epoch.hex()
 
     def _invalidate(self, command: Mapping[str, Any]) -> "Future[Answer]":
         """What one command names, or each of its batch, as one invalidation with one receipt."""

@@ -27,18 +27,30 @@ from hotspan.http.head import DECISIVE
 from hotspan.http.upstream import Upstream
 from hotspan.router.access import Access
 from hotspan.router.blocks import Blocks
+from hotspan.router.caches import FleetCaches
 from hotspan.router.dispatcher import Dispatcher
 from hotspan.router.event_sync import EventSync
 from hotspan.router.events import EventFeed
 from hotspan.router.fan_out import fan_out
 from hotspan.router.fleet import Fleet, NoReplicaError
-from hotspan.router.health import ReplicaHealth
+from hotspan.router.health import HealthState, ReplicaHealth
 from hotspan.router.index import PrefixIndex
 from hotspan.router.measured import follow_metrics
 from hotspan.router.metrics import CONTENT_TYPE, Metrics, State
 from hotspan.router.policy import Weights
 from hotspan.router.proxy import Proxy
-from hotspan.router.routes import CANARY, DRAIN, OWN_ROUTES, REPLICAS, RESET, RESUME, Route, response_of, route_of
+from hotspan.router.routes import (
+    CACHE,
+    CANARY,
+    DRAIN,
+    OWN_ROUTES,
+    REPLICAS,
+    RESET,
+    RESUME,
+    Route,
+    response_of,
+    route_of,
+)
 from hotspan.router.session import StatefulSessions
 from hotspan.router.settings import Replica, RouterSettings
 from hotspan.router.shadow import Shadows
@@ -96,6 +108,9 @@ class Gateway:
         self.health = {
             url: ReplicaHealth(url, settings.health, clock, rng, self.dispatcher.set_up) for url in self._replicas
         }
+        self._caches = FleetCaches(
+            self._replicas, upstream, lambda name: self.health[name].health is HealthState.DOWN, clock
+        )
         self._prompts = _prompts(settings, self._access)
         self.feeds: dict[str, EventFeed] = {}
         for replica in settings.replicas:
@@ -274,6 +289,9 @@ class Gateway:
         path, method = exchange.path.rstrip("/"), exchange.method
         if path == REPLICAS and method == "GET":
             await exchange.respond(200, orjson.dumps({"replicas": [self._shown(name) for name in self._replicas]}))
+        elif path == CACHE and method == "GET":
+            found = await self._caches.read(exchange.headers.get("authorization", ""))
+            await exchange.respond(200, orjson.dumps(found))
         elif path == CANARY and method == "GET":
             await exchange.respond(200, orjson.dumps({"groups": self.shadows.shown()}))
         elif path == RESET and method == "POST":

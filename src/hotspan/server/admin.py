@@ -80,11 +80,12 @@ class CacheAdmin:
         self._names = {f"{tenant_label(name):016x}": name for name in names}
 
     async def stats(self) -> Json:
-        """The contents of each tier, by tenant, and the texts that saved the most computing."""
+        """The contents of each tier and the tokens loaded by tenant, and the texts that saved the most computing."""
         self.need_cache()
         replicas = await self.ask({"do": "stats"}, DURABLE_S)
-        for tier in (tier for replica in replicas for tier in replica["tiers"].values()):
-            tier["tenants"] = {self._names.get(label, label): chunks for label, chunks in tier["tenants"].items()}
+        counts = [(tier, "tenants") for replica in replicas for tier in replica["tiers"].values()]
+        for told, name in [*counts, *((replica, "hit_tokens") for replica in replicas)]:
+            told[name] = {self._names.get(label, label): count for label, count in told[name].items()}
         for text in (text for replica in replicas for text in replica["texts"]):
             text["tenant"] = self._names.get(text["tenant"], text["tenant"])
         return {"replicas": replicas}
