@@ -14,6 +14,7 @@ from hotspan.core.errors import ConfigError
 from hotspan.core.terms import Scope, tag_labels, tenant_label
 from hotspan.core.types import Tier
 from hotspan.engine import opening
+from hotspan.l2.follower import LogFollower
 from proofs.simulated.memory_store import MemoryServer
 
 from .harness.core import BLOCK, CHUNK, Core, IdleCore, core
@@ -205,3 +206,17 @@ def test_an_l2_that_can_t_be_opened_leaves_nothing_open(tiny_model: Path, tmp_pa
     with core(tiny_model, disk=tmp_path / "kv", l2=server) as engine:
         prompt = engine.stored(engine.text(1, LENGTH))
         assert engine.ask(prompt) == OWN
+
+
+def test_replicas_with_one_l2_give_it_one_name(engine: Core, server: MemoryServer) -> None:
+    """That of the log that all of them read; another store has another, and one without a shared log has none."""
+    names = []
+    for store in (server, server, MemoryServer()):
+        follower = LogFollower(store.log(), "another")
+        assert follower.poll() and follower.foreign() is not None and follower.position is not None
+        names.append(follower.position.epoch.hex())
+    assert engine.follower.poll()
+    told = engine.administer(do="stats")["tiers"]
+    assert told["l2"]["store"] == names[0] == names[1] != names[2] and "store" not in told["ram"]
+    with patch.object(LogFollower, "is_shared", False):
+        assert engine.administer(do="stats")["tiers"]["l2"]["store"] is None
