@@ -118,6 +118,18 @@ HOSTILE = "<img src=x onerror=document.title='hit'>"
 ROWS = "[...document.querySelectorAll('#{} tbody tr')].map(row => [...row.cells].map(each => each.textContent))"
 NOTE = "document.querySelector('#{} .note').textContent"
 
+READ = [
+    """{replicas: [{replica: "a", missing: "", lookup_tokens: 100, hit_tokens: {ram: 50}},
+        {replica: "restarted", missing: "", lookup_tokens: 9000, hit_tokens: {ram: 9000}},
+        {replica: "fell", missing: "", lookup_tokens: 900, hit_tokens: {ram: 90}},
+        {replica: "came", missing: "down"}]}""",
+    """{replicas: [{replica: "a", missing: "", lookup_tokens: 200, hit_tokens: {ram: 75}},
+        {replica: "restarted", missing: "", lookup_tokens: 10, hit_tokens: {ram: 10}},
+        {replica: "fell", missing: "down"},
+        {replica: "came", missing: "", lookup_tokens: 9000, hit_tokens: {ram: 9000}}]}""",
+]
+"""Two readings, between which replicas restarted, failed and came: they do not count."""
+
 
 def growing(figures: Figures) -> Callable[[], str]:
     """The page of metrics of a server that works two seconds between two readings."""
@@ -189,6 +201,7 @@ async def check_sums(tab: Tab, fakes: list[Fake]) -> None:
     left_out = "2 of 4 replicas count. Left out: {} {}; {} is down.\n"
     assert note.startswith(left_out.format(fakes[2].url, "answers with status 404", fakes[3].url))
     hit = "document.querySelector('#tier-chart svg').ariaLabel"
+    assert await tab.run(f"ratesOfAll({READ[1]}, {READ[0]})") == {"ram": 0.25}
     assert "Engine 10.0 %, RAM" in await tab.run(hit) and "Disk 15.0 %, L2 2.0 %" in await tab.run(hit)
     rates = await tab.run(ROWS.format("fleet"))
     assert rates[0][2].endswith(" %") and [row[2] for row in rates[2:]] == 2 * ["\N{EN DASH}"]

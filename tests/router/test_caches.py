@@ -222,6 +222,8 @@ def test_what_is_told_is_bounded() -> None:
     found = tenants_together(stored)
     assert (len(found["tenants"]), found["tenant_count"]) == (caches.MAX_TENANTS, 40 * 500 + 1)
     assert len(orjson.dumps(found)) < 20_000
+    (both,) = tenants_together({name: Contents({"all": most}) for name in "ab"})["tenants"]
+    assert tuple(both.values()) == ("all", *most)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

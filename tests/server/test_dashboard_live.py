@@ -4,12 +4,15 @@ import json
 import os
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 
 from hotspan.bench.prose import prose
 from hotspan.config.admin_token import VARIABLE
+from hotspan.core.types import Tier
+from hotspan.router.caches import contents_in, figures_in
 from tests.http.browser import CHROMIUM, browsing
 
 from .conftest import serving
@@ -31,17 +34,15 @@ async def test_the_page_of_a_real_server(tiny_model: Path, tmp_path: Path) -> No
             await tab.send("Input.insertText", text=TOKEN)
             await tab.press("Tab")
             await tab.run("document.activeElement.click()")
-            await tab.until("document.querySelectorAll('#tiers tbody tr').length === 2")
-            request = urllib.request.Request(
-                server.url + "/hotspan/cache", headers={"authorization": f"Bearer {TOKEN}"}
-            )
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                (replica,) = json.load(answer)["replicas"]
+            await tab.until("document.querySelectorAll('#tiers tbody tr').length === 3")
+            contents, metrics = (read(server.url + path) for path in ("/hotspan/cache", "/metrics"))
+            (replica,) = json.loads(contents)["replicas"]
+            check_as_of_a_router(contents, metrics, replica)
             rows = await tab.run(
                 "[...document.querySelectorAll('#tiers tbody tr')].map(row => [...row.cells].map(c => c.textContent))"
             )
-            assert [row[:2] for row in rows] == [["RAM", "up"], ["Disk", "up"]]
-            assert rows[0][6] == str(replica["tiers"]["ram"]["chunks"]) != "0"
+            assert [row[:2] for row in rows] == [["Engine", "\N{EN DASH}"], ["RAM", "up"], ["Disk", "up"]]
+            assert rows[1][6] == str(replica["tiers"]["ram"]["chunks"]) != "0"
             cards = await tab.run("[...document.querySelectorAll('#cards dd:nth-of-type(1)')].map(c => c.textContent)")
             assert len(cards) == 5 and all(
                 any(digit in card for digit in "0123456789") for card in (cards[0], cards[1], cards[4])
@@ -51,3 +52,24 @@ async def test_the_page_of_a_real_server(tiny_model: Path, tmp_path: Path) -> No
             # 401 before the token; 400 of /adapters, as LoRA is off.
             unexpected = [problem for problem in tab.problems if "401" not in problem and "400" not in problem]
             assert not unexpected, unexpected
+
+
+def read(url: str) -> bytes:
+    """What the administrator gets."""
+    request = urllib.request.Request(url, headers={"authorization": f"Bearer {TOKEN}"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return bytes(answer.read())
+
+
+def check_as_of_a_router(contents: bytes, metrics: bytes, replica: dict[str, Any]) -> None:
+    """A router in front finds the same in both answers, the engine's own cache included."""
+    figures, stored = figures_in(metrics), contents_in(contents)
+    assert figures is not None and stored is not None
+    assert list(figures.tiers) == [Tier.GPU, Tier.RAM, Tier.DISK]
+    ram = figures.tiers[Tier.RAM]
+    assert (ram.used_bytes, ram.capacity_bytes) == tuple(
+        replica["tiers"]["ram"][part] for part in ("bytes", "capacity_bytes")
+    )
+    gpu = figures.tiers[Tier.GPU]
+    assert gpu.capacity_bytes > gpu.used_bytes >= 0 and figures.lookup_tokens > gpu.hit_tokens > 0
+    assert stored.tenants["default"].ram_bytes == replica["tiers"]["ram"]["bytes"] > 0
