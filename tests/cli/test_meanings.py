@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import typer
+from rich.text import Text
 from typer.testing import CliRunner
 
 from hotspan.cli.main import app
@@ -40,6 +41,14 @@ def test_each_option_has_its_one_meaning(path: tuple[str, ...]) -> None:
         assert not found.is_flag and found.metavar == "path"
     if (found := declared.get("--model")) is not None:
         assert not found.is_flag and found.help.startswith(("Model name", "Directory with the model's"))
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_no_help_loses_its_brackets(path: tuple[str, ...]) -> None:
+    """Rich, which prints help, takes [word] for markup: every text is printed as it is written."""
+    texts = [COMMANDS[path].help, *(getattr(each, "help", None) for each in COMMANDS[path].params)]
+    for text in filter(None, texts):
+        assert Text.from_markup(text).plain == text
 
 
 @pytest.mark.parametrize("command", ["plan MODEL --no-measure", "doctor MODEL", "config explain MODEL"])

@@ -78,7 +78,9 @@ class PlanOptions:
         None, "Price of the machine, in USD per hour. Default: from --prices, or the shipped list.", kind=POSITIVE
     )
     prices: Path | None = option(
-        None, 'TOML file with [prices."TYPE"] tables: usd_per_hour, source and date. Default: the shipped list.'
+        None,
+        'TOML file with a table prices."TYPE" for each type of machine: usd_per_hour, source and date. Default: the '
+        "shipped list.",
     )
     extra_price: float = option(
         0.0, "One-off price of memory, drives or storage that the tiers need, in USD.", kind=NOT_NEGATIVE
