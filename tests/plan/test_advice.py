@@ -1,15 +1,17 @@
 """What tiers do for a working set."""
 
+import io
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from hotspan.core.types import GIB, Tier
-from hotspan.plan.advice import Advice, advise
+from hotspan.plan.advice import Advice, advise, print_plan
 from hotspan.plan.shape import ModelShape
-from hotspan.plan.tiers import DiskChoice, TierPlan
+from hotspan.plan.tiers import DiskChoice, Reason, TierPlan
 
 from . import models
 
@@ -54,6 +56,16 @@ def test_times_follow_from_the_rates_that_are_known() -> None:
     assert [held.load_s for held in advice.holdings] == [None, pytest.approx(10_000 * 57344 / 3e9)]
     assert advice.compute_s == 2.0
     assert advise(tiers(8), QWEN, users=10, tokens=10_000).compute_s is None
+
+
+def test_the_table_prints_brackets_and_its_title() -> None:
+    """It goes to the console that is given, and an IPv6 address is not taken for markup."""
+    console = Console(file=io.StringIO(), width=120)
+    reason = Reason("L2", "sagemaker-hyperpod://[fe80::1]:9200", "no answer from [fe80::1]:9200")
+    print_plan(TierPlan(0, None, None, None, (reason,)), console, "Tiers on [a] machine")
+    assert isinstance(console.file, io.StringIO)
+    for text in (reason.value, reason.why, "Tiers on [a] machine"):
+        assert text in console.file.getvalue()
 
 
 def test_without_tiers_everything_is_computed() -> None:

@@ -15,6 +15,7 @@ from hotspan.cli.flags import ENGINE_OPTIONS
 from hotspan.cli.plan import plan
 from hotspan.core.types import GIB
 from hotspan.plan.host import Answerer, Daemon, Host, usual_directories
+from hotspan.plan.machines import machine
 from hotspan.plan.tiers import choose_tiers
 
 from . import models
@@ -27,6 +28,21 @@ def invoke(*arguments: str) -> Result:
     app = typer.Typer()
     app.command("plan", context_settings=ENGINE_OPTIONS)(plan)
     return CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
+
+
+def flat(done: Result) -> str:
+    """The output, with each row of the tables of reasons on one line: "what: how much: why"."""
+    lines: list[str] = []
+    for line in done.output.splitlines():
+        if not line.startswith("│"):
+            lines.append(line)
+            continue
+        cells = [cell.strip() for cell in line.strip("│").split("│")]
+        if not cells[0]:
+            above = lines.pop().split(" | ")
+            cells = [f"{whole} {part}".strip() for whole, part in zip(above, cells, strict=True)]
+        lines.append(" | ".join(cells))
+    return "\n".join(lines).replace(" | ", ": ")
 
 
 @pytest.fixture
@@ -44,8 +60,16 @@ def test_the_table_says_what_would_be_chosen(model: Path, tmp_path: Path) -> Non
     """The tables have the KV's size, the memory, the disk that was asked about, and what becomes of the texts."""
     done = invoke(str(model), "--disk", str(tmp_path / "kv"), "--no-measure", "--users", "7", "--tokens", "10240")
     assert done.exit_code == 0, done.output
-    for word in ("57,344 bytes a token", "14.0 MiB a chunk", "memory left", "reserve", "RAM", "7 texts of 10,240"):
-        assert word in done.output
+    for word in (
+        "57,344 bytes per token",
+        "14.0 MiB per chunk",
+        "28 layers of full attention",
+        "memory available",
+        "reserve",
+        "RAM",
+        "7 texts of 10,240",
+    ):
+        assert word in flat(done)
     assert not (tmp_path / "kv").exists()
 
 
@@ -53,16 +77,16 @@ def test_without_auto_nothing_is_chosen_but_little_ram(model: Path) -> None:
     """As with a plain `hotspan serve`: no disk is looked at, and the table says how to get one."""
     done = invoke(str(model), "--max-num-seqs", "2")
     assert done.exit_code == 0, done.output
-    assert "nobody asked for it" in done.output and "hotspan-kv-" not in done.output
-    assert "2 texts of the model's full length" in done.output or "a quarter of the memory left" in done.output
+    assert "not requested: give --disk DIR" in flat(done) and "hotspan-kv-" not in flat(done)
+    assert "2 texts of the model's full length" in flat(done) or "a quarter of the available memory" in flat(done)
 
 
 def test_a_cpu_engine_has_its_weights_in_the_table(model: Path) -> None:
     """With --cpu the weights' size and the pool are named."""
     done = invoke(str(model), "--cpu", "--disk", "/dev/shm/no-such", "--prefill-rate", "1000", "--ram-rate", "10")
     assert done.exit_code == 0, done.output
-    for word in ("weights", "3.0 GiB", "engine's pool", "lies in memory"):
-        assert word in done.output
+    for word in ("weights", "3.0 GiB", "engine's pool", "is in memory"):
+        assert word in flat(done)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +103,7 @@ def test_bad_input_is_one_sentence(arguments: list[str], said: str, model: Path)
     """Exit status 2 and what to do, without a traceback."""
     done = invoke(*[argument.replace("MODEL", str(model)) for argument in arguments])
     assert done.exit_code == 2
-    assert said in done.output and "Traceback" not in done.output
+    assert said in flat(done) and "Traceback" not in flat(done)
 
 
 def test_the_whole_host_is_probed(tmp_path: Path) -> None:
@@ -122,7 +146,7 @@ def test_a_machine_serves_options_and_prices_make_a_verdict(model: Path, tmp_pat
     done = invoke(str(model), *words, *more, *out)
     assert done.exit_code == 0, done.output
     for word in ("This helps", "2026-11-09", "2 ranks", "Payback", "per million prompt tokens", "█"):
-        assert word in done.output
+        assert word in flat(done)
     found = json.loads((tmp_path / "plan.json").read_text())
     assert found["verdict"]["helps"] and found["cost"]["payback_days"] > 0
     ram = next(each for each in found["working_set"]["holdings"] if each["tier"] == "ram")
@@ -131,19 +155,32 @@ def test_a_machine_serves_options_and_prices_make_a_verdict(model: Path, tmp_pat
     assert "This helps" in (tmp_path / "plan.html").read_text()
 
 
+def test_the_title_names_the_machine_and_the_json_has_the_rates(model: Path) -> None:
+    """Each rate that was reckoned with is in the table with its source, and in the JSON as a number."""
+    words = (str(model), "--machine", "p4de.24xlarge", "--disk-rate", "8")
+    text = flat(invoke(*words))
+    assert "Tiers of one engine on p4de.24xlarge" in text and "this machine" not in text
+    assert "disk rate: 8 GB/s: as given" in text and "RAM rate: 25 GB/s: estimate" in text
+    found = json.loads(invoke(*words, "--json").stdout)
+    prefill = machine("p4de.24xlarge").prefill_tokens_per_s(3 * GIB, 1)
+    assert found["rates"]["prefill_tokens_per_s"] == pytest.approx(prefill)
+    assert found["rates"]["gb_s"] == {"ram": 25.0, "disk": 8.0}
+    assert set(found["rates"]["latency_s"]) == {"disk", "l2"}
+
+
 def test_a_price_that_nobody_gave_is_asked_for(model: Path) -> None:
     """Without a price list for the machine no cost is made up."""
     done = invoke(str(model), "--machine", "g5.12xlarge", "--users", "10")
-    assert done.exit_code == 0 and "give --hourly-price" in done.output and "per million" not in done.output
+    assert done.exit_code == 0 and "give --hourly-price" in flat(done) and "per million" not in flat(done)
 
 
 def test_what_a_cost_lacks_is_named(model: Path) -> None:
     """Where the disk is needed and nobody knows its rate, the plan names the option; with it, there is a cost."""
     words = (str(model), "--machine", "p4de.24xlarge", "--users", "5000")
     done = invoke(*words)
-    assert "Prefill cost and savings: unknown: give --disk-rate\n" in done.output and "per million" not in done.output
-    assert "Pays from: tokens of repeated text" in done.output
-    assert "per million" in invoke(*words, "--disk-rate", "8").output
+    assert "Prefill cost and savings: unknown: give --disk-rate\n" in flat(done) and "per million" not in flat(done)
+    assert "Pays from: tokens of repeated text" in flat(done)
+    assert "per million" in flat(invoke(*words, "--disk-rate", "8"))
 
 
 class Metrics(BaseHTTPRequestHandler):
@@ -172,10 +209,10 @@ def test_a_running_servers_figures_are_used(model: Path) -> None:
         server.shutdown()
     assert done.exit_code == 0, done.output
     for word in ("measured by the server", "Measured hit rates: engine's pool 10.0%, RAM 25.0%", "256 ms"):
-        assert word in done.output
-    assert "nobody asked" not in done.output and "memory left" not in done.output  # not this host's
+        assert word in flat(done)
+    assert "no tier was requested" not in flat(done) and "memory available" not in flat(done)  # not this host's
     done = invoke(str(model), "--from-metrics", url)
-    assert done.exit_code == 2 and "is the server up" in done.output
+    assert done.exit_code == 2 and "is the server up" in flat(done)
 
 
 def test_a_server_that_asks_for_its_token_is_read_with_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,4 +89,4 @@ def test_the_engines_arguments_count(tmp_path: Path, is_cpu: bool) -> None:
     (tmp_path / "config.json").write_text(json.dumps(models.QWEN_7B))
     shape = ModelShape.from_config(models.QWEN_7B, kv_dtype="fp8")
     plan, _ = planned(tmp_path, AUTO, kv_cache_dtype="fp8")
-    assert f"{shape.kv_bytes_per_token:,} bytes a token" in plan.reasons[0].value and not is_cpu
+    assert f"{shape.kv_bytes_per_token:,} bytes per token" in plan.reasons[0].value and not is_cpu

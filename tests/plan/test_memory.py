@@ -63,7 +63,7 @@ def machine(tmp_path: Path) -> Machine:
 
 def test_without_cgroups_the_kernels_word_counts(machine: Machine) -> None:
     """A machine without any cgroup has what MemAvailable says."""
-    assert machine.left == Available(200 * GIB, "what the kernel calls available")
+    assert machine.left == Available(200 * GIB, "MemAvailable of /proc/meminfo")
 
 
 def test_a_container_has_its_limit_and_not_the_hosts_memory(machine: Machine) -> None:

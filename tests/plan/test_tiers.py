@@ -109,7 +109,7 @@ def test_a_cpu_engines_pool_holds_one_text_of_full_length_first() -> None:
     assert short.ram_bytes == 0 and "lower --max-model-len" in whys(short)
 
 
-# -- where nobody asked for tiers ----------------------------------------------------------------------------------
+# -- where no tier was requested ----------------------------------------------------------------------------------
 
 
 def modest(host: Host, shape: ModelShape | None, **options: Any) -> TierPlan:
@@ -121,7 +121,7 @@ def test_a_small_model_takes_what_it_can_use() -> None:
     shape = replace(QWEN, max_tokens=1024)
     plan = modest(machine(1000, disks=(drive(5000),)), shape, requests=4)
     assert plan.ram_bytes == pytest.approx(1.1 * 4 * shape.load_bytes(1024), abs=MIB)
-    assert plan.disk is None and "nobody asked for it" in whys(plan) and "4 texts" in whys(plan)
+    assert plan.disk is None and "not requested: give --disk" in whys(plan) and "4 texts" in whys(plan)
 
 
 @pytest.mark.parametrize("is_cpu", [True, False])
@@ -157,14 +157,14 @@ def test_a_model_that_can_not_be_sized_is_no_obstacle() -> None:
     """Tiers are sized by the machine alone then."""
     plan = choose_tiers(machine(100, disks=(drive(100),)), None)
     assert plan.ram_bytes == 80 * GIB and plan.disk is not None
-    assert "can't be sized" in whys(plan)
+    assert "can't be computed" in whys(plan)
 
 
 @pytest.mark.parametrize(
     ("disk", "why"),
     [
-        (drive(500, read_gb_s=0.15), "computing is mostly faster"),
-        (drive(2.5), "least of use"),
+        (drive(500, read_gb_s=0.15), "computing is faster"),
+        (drive(2.5), "less than the minimum of 1.0 GiB"),
         (replace(drive(500), problem="it lies in memory"), "it lies in memory"),
     ],
 )
@@ -194,7 +194,7 @@ def test_a_restart_finds_the_same_disk_tier() -> None:
 def test_a_containers_layer_is_said_to_go_with_it() -> None:
     """A tier in the container's own layer is possible, and its owner is told."""
     plan = choose_tiers(machine(100, disks=(replace(drive(500), medium=Medium.OVERLAY),)), QWEN)
-    assert plan.disk is not None and "goes with the container" in whys(plan)
+    assert plan.disk is not None and "deleted with the container" in whys(plan)
 
 
 def test_a_tier_has_no_more_chunks_than_can_be_kept_track_of() -> None:
@@ -212,6 +212,7 @@ def test_an_l2_is_taken_only_where_one_answers(who: Answerer) -> None:
     plan = choose_tiers(replace(machine(100), daemon=Daemon(who, "127.0.0.1:9200", url)), QWEN)
     assert plan.l2 == url
     assert any(reason.what == "L2" for reason in plan.reasons)
+    assert ("L2: none: no answer from 127.0.0.1:9200" in whys(plan)) == (who is Answerer.NOBODY)
 
 
 # -- for every machine ---------------------------------------------------------------------------------------------

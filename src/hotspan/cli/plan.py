@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hotspan.cli.plan_report import Report
     from hotspan.plan.advice import Advice
     from hotspan.plan.measured import Measured
+    from hotspan.plan.rates import Rates
     from hotspan.plan.worth import Cost
 
 _METRICS_TIMEOUT_S = 10.0
@@ -201,7 +202,7 @@ def _report(
     options: PlanOptions, model: str, configuration: Configuration, host: Host, where: Machine | None
 ) -> "Report":
     from hotspan.cli.plan_report import Report, numbers_of_users
-    from hotspan.plan.advice import LATENCY_S, advise
+    from hotspan.plan.advice import advise
     from hotspan.plan.measured import Measured
     from hotspan.plan.worth import judge
 
@@ -228,28 +229,29 @@ def _report(
         pool = where.pool_bytes(weights, engine.tp, engine.utilization or GPU_MEMORY_UTILIZATION)
     told = Measured() if options.from_metrics is None else _measured(options.from_metrics)
     chosen, pool, l2 = _as_measured(told, shape, chosen, pool, int(options.l2_size * (1 << 30)))
-    rates = _rates(options, host, chosen, where, engine.tp) | dict(told.gb_s) | _given_rates(options)
-    estimate = where.prefill_tokens_per_s(weights, engine.tp) if where is not None and not options.cpu else None
-    prefill = options.prefill_rate or told.prefill_tokens_per_s or estimate
+    rates = _rates(options, host, chosen, told, None if options.cpu else where, weights, engine.tp)
 
     def of(users: int) -> "Advice":
         return advise(
             *(chosen, shape),
             users=users,
             tokens=options.tokens,
-            gb_s=rates,
-            prefill_tokens_per_s=prefill,
+            gb_s=rates.gb_s,
+            prefill_tokens_per_s=rates.prefill_tokens_per_s,
             pool_bytes=pool,
             l2_bytes=l2,
-            latency_s={**LATENCY_S, **told.latency_s, Tier.GPU: 0.0},
+            latency_s=rates.latency_s,
         )
 
     advice = of(options.users)
     paid = price(options.machine, options.hourly_price, options.prices)
     costs = _cost(options, paid, advice, where, engine)
-    chosen = replace(chosen, reasons=(*chosen.reasons, *_pool_reason(pool, shape, engine, where, told)))
+    more = (*_pool_reason(pool, shape, engine, where, told), *rates.reasons())
+    chosen = replace(chosen, reasons=(*chosen.reasons, *more))
     by_users = tuple(of(number) for number in numbers_of_users(options.users))
-    return Report(model, chosen, advice, by_users, judge(advice, options.reuse), paid, costs, dict(told.hits))
+    verdict = judge(advice, options.reuse)
+    on = _where(options)
+    return Report(model, on, chosen, rates, advice, by_users, verdict, paid, costs, dict(told.hits))
 
 
 def _cost(
@@ -313,18 +315,33 @@ def _as_measured(
     return chosen, held.get(Tier.GPU, pool), held.get(Tier.L2, l2)
 
 
-def _rates(options: PlanOptions, host: Host, chosen: TierPlan, where: Machine | None, ranks: int) -> dict[Tier, float]:
-    """GB/s of RAM and of the disk, from the machine's data sheet and the disk's measurement."""
-    rates = {} if where is None or options.cpu else {Tier.RAM: where.gpu.host_gb_s * ranks}
+def _where(options: PlanOptions) -> str:
+    """What the tiers are on, in words."""
+    if options.from_metrics is not None:
+        return f"the server at {options.from_metrics}"
+    return options.machine or "this machine"
+
+
+def _rates(
+    options: PlanOptions,
+    host: Host,
+    chosen: TierPlan,
+    told: "Measured",
+    where: Machine | None,
+    weights: int,
+    ranks: int,
+) -> "Rates":
+    """What was given, else measured by a server, else estimated for `where` or, of the disk, measured here."""
+    from hotspan.plan.rates import ASSUMED, Rates, estimated
+
+    known = ASSUMED if where is None else estimated(where, weights, ranks)
     for probe in host.disks:
         if chosen.disk is not None and probe.directory == chosen.disk.directory and probe.read_gb_s:
-            rates[Tier.DISK] = probe.read_gb_s
-    return rates
-
-
-def _given_rates(options: PlanOptions) -> dict[Tier, float]:
+            known = known.updated(Rates(gb_s={Tier.DISK: probe.read_gb_s}), "measured")
+    known = known.updated(Rates(told.prefill_tokens_per_s, told.gb_s, told.latency_s), "measured by the server")
     given = {Tier.RAM: options.ram_rate, Tier.DISK: options.disk_rate, Tier.L2: options.l2_rate}
-    return {tier: rate for tier, rate in given.items() if rate}
+    gb_s = {tier: rate for tier, rate in given.items() if rate}
+    return known.updated(Rates(options.prefill_rate, gb_s), "as given")
 
 
 def _pool_reason(

@@ -14,6 +14,7 @@ from hotspan.bench.tables import NO_VALUE, Cell, Group, Table
 from hotspan.core.types import GIB, Tier
 from hotspan.plan.advice import Advice, print_plan
 from hotspan.plan.machines import Price
+from hotspan.plan.rates import Rates
 from hotspan.plan.tiers import TierPlan
 from hotspan.plan.worth import Cost, Verdict, unknown_rates
 
@@ -32,12 +33,16 @@ _NO_PRICE = "unknown: give --hourly-price, the price of this machine per hour"
 class Report:
     """All of one plan.
 
+    where:    what the tiers are on, in words.
+    rates:    what was reckoned with.
     by_users: the same text for other numbers of users.
     measured: hit rates that a server measured, by tier; empty without one.
     """
 
     model: str
+    where: str
     plan: TierPlan
+    rates: Rates
     advice: Advice
     by_users: tuple[Advice, ...]
     verdict: Verdict
@@ -51,6 +56,7 @@ class Report:
             {
                 "model": self.model,
                 "reasons": self.plan.reasons,
+                "rates": self.rates,
                 "working_set": self.advice,
                 "hit_rates_by_users": {
                     str(each.users): {held.tier.value: held.hit_rate for held in each.holdings}
@@ -66,7 +72,7 @@ class Report:
 
     def print(self, console: Console) -> None:
         """Tables, the picture and the verdict."""
-        print_plan(self.plan)
+        print_plan(self.plan, console, f"Tiers of one engine on {self.where}")
         holdings = self.holdings()
         console.print(holdings.terminal())
         console.print(holdings.note, style="dim", highlight=False)
@@ -75,9 +81,9 @@ class Report:
             console.print(line)
         console.print()
         for name, value in self.money():
-            console.print(f"{name}: {value}", highlight=False, soft_wrap=True)
+            console.print(f"{name}: {value}", markup=False, highlight=False, soft_wrap=True)
         style = "bold green" if self.verdict.helps else "bold yellow"
-        console.print(str(self.verdict), style=style, highlight=False, soft_wrap=True)
+        console.print(str(self.verdict), style=style, markup=False, highlight=False, soft_wrap=True)
 
     def holdings(self) -> Table:
         """What each tier holds, from how much text on it pays, and what loading costs beside computing."""
@@ -150,7 +156,11 @@ class Report:
                 "Hit rate by number of users", "Every user is as likely to return as any other.", self._plot()
             ),
             section("Cost", "Prefill only; answers cost the same.", facts(self.money())),
-            section("Sizes and reasons", "", facts([(r.what, f"{r.value}: {r.why}") for r in self.plan.reasons])),
+            section(
+                f"Tiers of one engine on {self.where}",
+                "",
+                facts([(r.what, f"{r.value}: {r.why}") for r in self.plan.reasons]),
+            ),
         ]
         write_page(path, f"Plan for {self.model}", str(self.verdict), parts)
 

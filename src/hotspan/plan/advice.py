@@ -7,6 +7,7 @@ from typing import Final
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from hotspan.core.types import Tier
 from hotspan.plan.shape import CHUNK_TOKENS, ModelShape
@@ -101,11 +102,13 @@ def advise(
     return Advice(users, tokens, text_bytes, tuple(holdings), compute_s)
 
 
-def print_plan(plan: TierPlan) -> None:
-    """What was chosen, and why, a line each."""
-    table = Table(title="The tiers of one engine on this machine")
+def print_plan(
+    plan: TierPlan, console: Console | None = None, title: str = "Tiers of one engine on this machine"
+) -> None:
+    """What was chosen, and why, a line each. console: stdout's if None."""
+    table = Table(title=Text(title), title_justify="left")
     for column in ("what", "how much", "why"):
         table.add_column(column, overflow="fold")
     for reason in plan.reasons:
-        table.add_row(reason.what, reason.value, reason.why)
-    Console().print(table)
+        table.add_row(Text(reason.what), Text(reason.value), Text(reason.why))
+    (console or Console()).print(table)

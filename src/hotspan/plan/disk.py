@@ -99,7 +99,7 @@ def probe_disk(directory: Path, *, is_measured: bool = True) -> DiskProbe:
     if rates is None:
         return replace(probe, problem=f"it hangs: an I/O took more than {_PATIENCE_S:g} s")
     if probe.medium is Medium.OVERLAY and rates.is_memory:
-        return replace(probe, medium=Medium.MEMORY, problem="what is written there stays in memory")
+        return replace(probe, medium=Medium.MEMORY, problem="files there are kept in memory")
     return replace(probe, is_direct=rates.is_direct, read_gb_s=rates.read_gb_s, write_gb_s=rates.write_gb_s)
 
 
@@ -108,11 +108,11 @@ def _placed(path: Path, where: Path) -> DiskProbe:
     mounts = read_mounts()
     mount = mount_of(where, mounts)
     if mount is None:
-        return DiskProbe(path, problem="it lies on no mount that is known")
+        return DiskProbe(path, problem="its mount is unknown")
     medium = medium_of(mount, mounts)
     problem = {
-        Medium.MEMORY: "it lies in memory, which the RAM tier makes better use of",
-        Medium.NETWORK: "it lies on a network: share it between replicas with --l2 file://, not as a disk tier",
+        Medium.MEMORY: "it is in memory: use the RAM tier instead",
+        Medium.NETWORK: "it is on a network file system: share it between replicas with --l2 file:// instead",
     }.get(medium)
     return DiskProbe(path, mount.kind, medium, problem=problem)
 

@@ -24,7 +24,7 @@ _RANK_BYTES: Final = GIB // 4
 _PEER_BYTES: Final = GIB // 2
 """Buffers of one rank to communicate, if there are several."""
 
-_EFFICIENCY: Final = 0.5
+EFFICIENCY: Final = 0.5
 """Share of the data sheet's FLOPS that a prefill reaches. An assumption: a measured rate is better."""
 
 _SHIPPED: Final = Path(__file__).with_name("machines.toml")
@@ -63,9 +63,9 @@ class Machine:
     disk_gb: float
 
     def host(self) -> Host:
-        """It, with nothing running: all memory left and usable in /dev/shm, the drives empty and as one directory."""
+        """It, with nothing running: all memory available, also in /dev/shm, the drives empty and as one directory."""
         memory, disk = int(self.memory_gib * GIB), int(self.disk_gb * 1e9)
-        drive = DiskProbe(Path("/nvme"), "drives", Medium.NVME, disk, 0, is_direct=True)
+        drive = DiskProbe(Path("/nvme"), "file system", Medium.NVME, disk, 0, is_direct=True)
         return Host(Available(memory, f"memory of {self.name}"), SharedMemory(memory, memory), (drive,) if disk else ())
 
     def pool_bytes(self, weights_bytes: int, ranks: int, utilization: float = GPU_MEMORY_UTILIZATION) -> int:
@@ -85,7 +85,7 @@ class Machine:
 
     def prefill_tokens_per_s(self, weights_bytes: int, ranks: int) -> float | None:
         """Estimate for a dense 16-bit model: two FLOPs per parameter, thus one per byte. None without weights."""
-        return ranks * self.gpu.tflops * 1e12 * _EFFICIENCY / weights_bytes if weights_bytes else None
+        return ranks * self.gpu.tflops * 1e12 * EFFICIENCY / weights_bytes if weights_bytes else None
 
 
 def machine(name: str) -> Machine:

@@ -39,7 +39,7 @@ def available_memory(root: Path = Path("/")) -> Available:
 
     root: of /proc and /sys/fs/cgroup.
     """
-    least = Available(_meminfo(root / "proc/meminfo", "MemAvailable"), "what the kernel calls available")
+    least = Available(_meminfo(root / "proc/meminfo", "MemAvailable"), "MemAvailable of /proc/meminfo")
     for limit in _limits(root):
         least = min(least, limit, key=lambda each: each.bytes)
     return least

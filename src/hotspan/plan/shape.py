@@ -172,7 +172,8 @@ class ModelShape:
     def describe(self) -> str:
         """The layers in words."""
         return ", ".join(
-            f"{layers.count} {layers.kind.value}" + (f" of {layers.window:,} tokens" if layers.window else "")
+            f"{layers.count} layer{'s' if layers.count != 1 else ''} of {layers.kind.value}"
+            + (f" ({layers.window:,} tokens)" if layers.window else "")
             for layers in self.layers
         )
 

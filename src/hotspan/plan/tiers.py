@@ -3,7 +3,7 @@
     memory that is left | reserve: a fifth, or what the processes need | CPU engine: weights, pool | RAM tiers |
     disk that is free   | reserve: a fifth, or 2 GiB                   | disk tiers                             |
 
-What is left after the reserves is shared by all workers of the host. Where nobody asked for tiers (`Extent.MODEST`),
+What is left after the reserves is shared by all workers of the host. Where no tier was requested (`Extent.MODEST`),
 RAM is limited to what the model can use and to a quarter of the memory, and nothing is written to a disk.
 docs/sizing.md has the reasons.
 """
@@ -42,16 +42,16 @@ MAX_CHUNKS: Final = 1 << 20
 """In one tier: each costs memory for its entry."""
 
 MODEST: Final = 0.25
-"""Share of the memory that is left which tiers may take, and a CPU engine's pool, if nobody asked for tiers."""
+"""Share of the memory that is left which tiers may take, and a CPU engine's pool, if no tier was requested."""
 
 USUAL_REQUESTS: Final = 32
-"""Requests at a time where nobody gives --max-num-seqs: LMI's default for max_rolling_batch_size."""
+"""Requests at a time without --max-num-seqs: LMI's default for max_rolling_batch_size."""
 
 _STEP: Final = MIB
 
 
 class Extent(Enum):
-    """How much a plan may take: what the machine leaves (`--auto`), or little, because nobody asked for tiers."""
+    """How much a plan may take: what the machine leaves (`--auto`), or little, because no tier was requested."""
 
     ALL = "all"
     MODEST = "modest"
@@ -160,7 +160,7 @@ def choose_tiers(
     reasons = [_model_reason(engine)]
     ram, pool = _ram(host, engine, reasons)
     if not ram:
-        reasons.append(Reason("disk, L2", "none", "chunks pass through RAM on their way there, and there is none"))
+        reasons.append(Reason("disk, L2", "none", "chunks pass through a RAM tier, and there is none"))
         return TierPlan(0, None, None, pool or None, tuple(reasons))
     disk = _disk(host, engine, reasons)
     return TierPlan(ram, disk, _l2(host, reasons), pool or None, tuple(reasons))
@@ -169,9 +169,12 @@ def choose_tiers(
 def _model_reason(engine: _Engine) -> Reason:
     shape = engine.shape
     if shape is None:
-        return Reason("KV", "unknown", "the model's config can't be sized: tiers are sized by the machine alone")
-    why = f"{shape.describe()}; KV in {shape.kv_dtype}, {_count(shape.tensor_parallel, 'rank')}"
-    return Reason("KV", f"{shape.kv_bytes_per_token:,} bytes a token, {_size(shape.chunk_bytes())} a chunk", why)
+        why = "it can't be computed from the model's config: tiers are sized by the machine alone"
+        return Reason("KV", "unknown", why)
+    of = f"{shape.describe()}; {shape.kv_dtype}; {_count(shape.tensor_parallel, 'rank')}"
+    return Reason(
+        "KV", f"{shape.kv_bytes_per_token:,} bytes per token", f"{_size(shape.chunk_bytes())} per chunk; {of}"
+    )
 
 
 # -- RAM -----------------------------------------------------------------------------------------------------------
@@ -180,13 +183,13 @@ def _model_reason(engine: _Engine) -> Reason:
 def _ram(host: Host, engine: _Engine, reasons: list[Reason]) -> tuple[int, int | None]:
     """The RAM tier and the CPU engine's pool."""
     if host.memory is None or host.shared_memory is None:
-        missing = "how much memory is left" if host.memory is None else "the size of /dev/shm"
-        reasons.append(Reason("RAM", "none", f"{missing} can't be found out: give --ram-gib"))
+        missing = "the available memory" if host.memory is None else "the size of /dev/shm"
+        reasons.append(Reason("RAM", "none", f"{missing} is unknown: give --ram-gib"))
         return 0, engine.pool_bytes
     there = host.memory.bytes
     needed = engine.sharers * (SERVER_BYTES + engine.ranks * RANK_BYTES)
     reserve = max(int(RESERVE * there), needed)
-    reasons.append(Reason("memory left", _size(there), host.memory.why))
+    reasons.append(Reason("memory available", _size(there), host.memory.why))
     reasons.append(
         Reason(
             "reserve",
@@ -205,13 +208,13 @@ def _ram(host: Host, engine: _Engine, reasons: list[Reason]) -> tuple[int, int |
     ram = engine.most(min(left, max_shared))
     least = max(MIN_BYTES, MIN_CHUNKS * engine.chunk_bytes)
     short = "/dev/shm" if max_shared < left else "memory"
-    taken = f"what {short} leaves" if max_shared < left else limit
+    taken = "/dev/shm minus a tenth" if max_shared < left else limit
     if ram < least:
         more = "enlarge it (docker run --shm-size, or an emptyDir with medium: Memory)"
-        why = f"{short} leaves {_size(min(left, max_shared))}, and {_size(least)} are the least of use"
+        why = f"{short} has {_size(min(left, max_shared))} left, less than the minimum of {_size(least)}"
         reasons.append(Reason("RAM", "none", f"{why}: {more}" if short == "/dev/shm" else why))
         return 0, pool
-    why = taken if ram // _STEP == min(left, max_shared) // _STEP else f"{MAX_CHUNKS:,} chunks"
+    why = taken if ram // _STEP == min(left, max_shared) // _STEP else f"the limit of {MAX_CHUNKS:,} chunks"
     if short == "/dev/shm":
         why += f" ({_size(shared.free_bytes)} of {_size(shared.total_bytes)} free)"
     reasons.append(Reason("RAM", _size(ram), why + _share_of(engine)))
@@ -220,9 +223,10 @@ def _ram(host: Host, engine: _Engine, reasons: list[Reason]) -> tuple[int, int |
 
 def _least_of(engine: _Engine, left: int, modest: int) -> tuple[int, str]:
     """What the RAM tier may take of the memory, and what limits it."""
-    limits = [(left, "what memory leaves")]
+    whole = "memory minus reserve, weights and the engine's pool" if engine.is_cpu else "memory minus the reserve"
+    limits = [(left, whole)]
     if engine.is_modest:
-        share = f"a quarter of the memory left: nobody asked for tiers{_share_of(engine)}"
+        share = f"a quarter of the available memory: no tier was requested{_share_of(engine)}"
         limits.append((modest, share))
         if engine.used_bytes is not None:
             limits.append((engine.used_bytes, f"{engine.requests} texts of the model's full length"))
@@ -232,15 +236,15 @@ def _least_of(engine: _Engine, left: int, modest: int) -> tuple[int, str]:
 def _cpu_engine(engine: _Engine, left: int, modest: int, reasons: list[Reason]) -> tuple[int, int]:
     """What the weights and the pool of a CPU engine leave, and the pool."""
     left = max(0, left - engine.weights_bytes)
-    reasons.append(Reason("weights", _size(engine.weights_bytes), "a CPU engine has them in the same memory"))
+    reasons.append(Reason("weights", _size(engine.weights_bytes), "a CPU engine keeps them in the same memory"))
     if engine.pool_bytes is not None:
         reasons.append(Reason("engine's pool", _size(engine.pool_bytes), "as given"))
         return max(0, left - engine.pool_bytes), engine.pool_bytes
     longest = engine.longest_bytes
-    usual, why = left // 2, "half of what is left"
+    usual, why = left // 2, "half of the memory after reserve and weights"
     if engine.is_modest:
         used = engine.used_bytes
-        usual, why = min((modest, "a quarter of the memory left"), (usual, why), key=lambda each: each[0])
+        usual, why = min((modest, "a quarter of the available memory"), (usual, why), key=lambda each: each[0])
         if used is not None and used < usual:
             usual, why = used, f"{engine.requests} texts of the model's full length"
     pool = min(left, max(usual, longest))
@@ -257,10 +261,10 @@ def _cpu_engine(engine: _Engine, left: int, modest: int, reasons: list[Reason]) 
 
 def _disk(host: Host, engine: _Engine, reasons: list[Reason]) -> DiskChoice | None:
     if engine.is_modest:
-        reasons.append(Reason("disk", "none", "nobody asked for it: give --disk DIR and --disk-gib N, or --auto"))
+        reasons.append(Reason("disk", "none", "not requested: give --disk DIR and --disk-gib N, or --auto"))
         return None
     if not host.disks:
-        reasons.append(Reason("disk", "none", "there is no directory for it: give --disk DIR"))
+        reasons.append(Reason("disk", "none", "no directory for it was found: give --disk DIR"))
         return None
     fit: list[tuple[DiskProbe, int]] = []
     for disk in host.disks:
@@ -279,7 +283,7 @@ def _disk(host: Host, engine: _Engine, reasons: list[Reason]) -> DiskChoice | No
     for disk, _ in fit:
         if disk is not best:
             reasons.append(Reason(f"disk {disk.directory}", "left out", f"slower or smaller than {best.directory}"))
-    notes = "; it goes with the container" if best.medium is Medium.OVERLAY else ""
+    notes = "; deleted with the container" if best.medium is Medium.OVERLAY else ""
     why = f"{best.describe()}; grows as it fills; a fifth, or {_size(DISK_RESERVE_BYTES)}, stays free{notes}"
     reasons.append(Reason(f"disk {best.directory}", f"up to {_size(size)}", why + _share_of(engine)))
     return DiskChoice(best.directory, size)
@@ -296,9 +300,9 @@ def _unworthy(disk: DiskProbe, size: int, engine: _Engine) -> str | None:
     """Why a disk that could be used is not worth it."""
     least = max(MIN_DISK_BYTES, MIN_CHUNKS * engine.chunk_bytes)
     if size < least:
-        return f"it would get {_size(size)}, and {_size(least)} are the least of use"
+        return f"it would get {_size(size)}, less than the minimum of {_size(least)}"
     if disk.read_gb_s is not None and disk.read_gb_s < MIN_READ_GB_S:
-        return f"it reads {disk.read_gb_s:.2f} GB/s: below {MIN_READ_GB_S:g} computing is mostly faster"
+        return f"it reads {disk.read_gb_s:.2f} GB/s: below {MIN_READ_GB_S:g} GB/s, computing is faster for most models"
     return None
 
 
@@ -309,15 +313,15 @@ def _l2(host: Host, reasons: list[Reason]) -> str | None:
     why = {
         Answerer.HOTSPAN: "hotspan's daemon answers there",
         Answerer.HYPERPOD: "it accepts connections and HyperPod's shared memory is there",
-        Answerer.STRANGER: f"something answers at {daemon.address}, but it is no cache that hotspan knows",
-        Answerer.NOBODY: f"nobody answers at {daemon.address}",
+        Answerer.STRANGER: f"the service at {daemon.address} is not a cache that hotspan knows",
+        Answerer.NOBODY: f"no answer from {daemon.address}",
     }[daemon.who]
     reasons.append(Reason("L2", daemon.url or "none", why))
     return daemon.url
 
 
 def _share_of(engine: _Engine) -> str:
-    return f"; for each of {engine.sharers}" if engine.sharers > 1 else ""
+    return f"; shared by {engine.sharers} engines" if engine.sharers > 1 else ""
 
 
 def _count(number: int, noun: str) -> str:
