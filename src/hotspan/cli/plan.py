@@ -1,23 +1,18 @@
 """`hotspan plan MODEL`: which tiers this machine would get, and what they would do for a working set."""
 
-import argparse
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hotspan.cli.flags import ENGINE_OPTIONS, OWN_OPTIONS, load
-from hotspan.cli.options import runs, takes
+from hotspan.cli.options import runs
+from hotspan.cli.plan_options import EngineOptions, PlanOptions, configuration_of, engine_options
 from hotspan.config.configuration import Configuration
 from hotspan.config.environment import environment
-from hotspan.config.keys import FLAGS
-from hotspan.config.kinds import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE
-from hotspan.config.options import json_option, option, options_of
 from hotspan.config.planned import with_named
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB, Tier
@@ -37,81 +32,6 @@ if TYPE_CHECKING:
 _METRICS_TIMEOUT_S = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOptions:
-    """What to plan for."""
-
-    workers: int = option(1, "Number of engines of this model on this host.", kind=COUNT)
-    models: int = option(1, "Number of models of this size on this host.", kind=COUNT)
-    tp: int = option(1, "Tensor-parallel size of each engine.", kind=COUNT)
-    kv_dtype: str = option("auto", "Data type of the KV cache, as --kv-cache-dtype.")
-    cpu: bool = option(False, "Device of the engine. Default: --gpu.", also="--gpu")
-    disk: Path | None = option(
-        None, "Directory for the disk tier. Implies --auto. Default: with --auto, common directories are checked."
-    )
-    auto: bool = option(
-        False, "Plan for `hotspan serve --auto`. Default: plan for `hotspan serve` without tier options."
-    )
-    max_num_seqs: int | None = option(None, "Maximum number of concurrent requests, as --max-num-seqs.", kind=COUNT)
-    measure: bool = option(
-        True, "Measure disks by writing and reading up to 256 MiB each. Default: measure.", also="--no-measure"
-    )
-    users: int = option(100, "Number of texts in the working set.", kind=COUNT)
-    tokens: int = option(10_000, "Tokens per text.", kind=COUNT)
-    reuse: float = option(1.0, "Share of requests that ask for a text again, 0 to 1.", kind=FRACTION)
-    prefill_rate: float | None = option(
-        None,
-        "Prefill rate of the engine, in tokens per second. Default: measured, or estimated with --machine.",
-        kind=POSITIVE,
-    )
-    ram_rate: float | None = option(
-        None,
-        "Transfer rate between RAM and the engine, in GB/s. Default: measured, or estimated with --machine.",
-        kind=POSITIVE,
-    )
-    disk_rate: float | None = option(None, "Read rate of the disk, in GB/s. Default: measured.", kind=POSITIVE)
-    l2_rate: float | None = option(None, "Read rate of the L2, in GB/s. Default: measured.", kind=POSITIVE)
-    l2_size: float = option(0.0, "Part of a shared L2 that this engine may fill, in GiB.", kind=NOT_NEGATIVE)
-    machine: str | None = option(
-        None, "Plan for this type of machine instead of this host, such as p4de.24xlarge. Implies --auto."
-    )
-    hourly_price: float | None = option(
-        None, "Price of the machine, in USD per hour. Default: from --prices, or the shipped list.", kind=POSITIVE
-    )
-    prices: Path | None = option(
-        None,
-        'TOML file with a table prices."TYPE" for each type of machine: usd_per_hour, source and date. Default: the '
-        "shipped list.",
-    )
-    extra_price: float = option(
-        0.0, "One-off price of memory, drives or storage that the tiers need, in USD.", kind=NOT_NEGATIVE
-    )
-    requests_per_hour: float | None = option(
-        None, "Requests per hour and engine, for savings per month and payback.", kind=POSITIVE
-    )
-    from_metrics: str | None = option(
-        None,
-        "URL of a running `hotspan serve`, whose measured rates, sizes and hit rates are used. Its admin token, if it "
-        "asks for one: HOTSPAN_ADMIN_TOKEN.",
-    )
-    json: bool = json_option()
-    output: Path | None = option(None, "Write the plan to this JSON file.")
-    report: Path | None = option(None, "Write the plan, with a plot, to this HTML file.", also="--html")
-
-
-@dataclass(frozen=True, slots=True)
-class _Engine:
-    """What of the engine's options, of the command line or of the model's files, sizes it."""
-
-    tp: int
-    kv_dtype: str
-    dtype: str
-    max_model_len: int | None
-    max_num_seqs: int | None
-    utilization: float | None
-    pool_bytes: int | None
-
-
 @runs(PlanOptions)
 def plan(
     options: PlanOptions,
@@ -128,8 +48,8 @@ def plan(
     from hotspan.cli.output import print_json, print_written, stdout_console
     from hotspan.core.progress import waiting
 
-    configuration = _configuration(model, options, context.args)
-    directories = [] if not _is_auto(options) else None if options.disk is None else [options.disk]
+    configuration = configuration_of(model, options, context.args)
+    directories = [] if not options.is_auto else None if options.disk is None else [options.disk]
     where = None if options.machine is None else machine(options.machine)
     with waiting(Console(stderr=True), f"looking at {'this machine and its disks' if where is None else model}"):
         found = Host.probe(environment(), directories, is_measured=options.measure) if where is None else where.host()
@@ -146,58 +66,6 @@ def plan(
         print_written(options.report, is_json=options.json)
 
 
-def _is_auto(options: PlanOptions) -> bool:
-    return options.auto or options.disk is not None or options.machine is not None
-
-
-def _configuration(model: str, options: PlanOptions, words: Sequence[str]) -> Configuration:
-    """What `hotspan serve MODEL` would be given with these options. Raises: ConfigError."""
-    app = typer.Typer()
-
-    @app.command(context_settings=ENGINE_OPTIONS)
-    @takes(FLAGS)
-    def serve(context: typer.Context, **_flags: Any) -> None: ...
-
-    disk = ("--disk", str(options.disk)) if options.disk is not None and "--disk-gib" in words else ()
-    command = typer.main.get_command(app)
-    with command.make_context("serve", [*disk, *words]) as context:
-        return load(cast(typer.Context, context), model)
-
-
-def _engine(options: PlanOptions, configuration: Configuration) -> _Engine:
-    """Those that plan itself takes come first."""
-    parser = argparse.ArgumentParser(exit_on_error=False, add_help=False, allow_abbrev=False)
-    for flags, kind in (
-        (("--tensor-parallel-size", "-tp"), int),
-        (("--max-model-len",), int),
-        (("--max-num-seqs",), int),
-        (("--gpu-memory-utilization",), float),
-        (("--kv-cache-memory-bytes",), int),
-    ):
-        parser.add_argument(*flags, type=kind)
-    parser.add_argument("--kv-cache-dtype", default="auto")
-    parser.add_argument("--dtype", default="auto")
-    words = [word.replace("_", "-") if word.startswith("--") else word for word in configuration.engine_words]
-    try:
-        given, others = parser.parse_known_args(words)
-    except argparse.ArgumentError as error:
-        raise ConfigError(str(error)) from error
-    if others:  # only vLLM knows whether it has them: seconds
-        from hotspan.engine.arguments import parse_engine_arguments
-
-        own = tuple(each.flag for each in options_of(PlanOptions))
-        parse_engine_arguments(configuration.model, configuration.engine_words, own_options=(*OWN_OPTIONS, *own))
-    return _Engine(
-        tp=options.tp if options.tp > 1 else given.tensor_parallel_size or 1,
-        kv_dtype=given.kv_cache_dtype if options.kv_dtype == "auto" else options.kv_dtype,
-        dtype=given.dtype,
-        max_model_len=given.max_model_len,
-        max_num_seqs=options.max_num_seqs or given.max_num_seqs,
-        utilization=given.gpu_memory_utilization,
-        pool_bytes=given.kv_cache_memory_bytes,
-    )
-
-
 def _report(
     options: PlanOptions, model: str, configuration: Configuration, host: Host, where: Machine | None
 ) -> "Report":
@@ -206,7 +74,7 @@ def _report(
     from hotspan.plan.measured import Measured
     from hotspan.plan.worth import judge
 
-    directory, engine = model_directory(model), _engine(options, configuration)
+    directory, engine = model_directory(model), engine_options(options, configuration)
     shape = ModelShape.from_config(directory, kv_dtype=engine.kv_dtype, dtype=engine.dtype, tensor_parallel=engine.tp)
     if engine.max_model_len:
         shape = replace(shape, max_tokens=engine.max_model_len)
@@ -220,7 +88,7 @@ def _report(
         weights_bytes=weights,
         engine_pool_bytes=engine.pool_bytes,
         requests=engine.max_num_seqs,
-        extent=Extent.ALL if _is_auto(options) or configuration.is_auto else Extent.MODEST,
+        extent=Extent.ALL if options.is_auto or configuration.is_auto else Extent.MODEST,
     )
     if configuration.cache is not None:
         chosen = with_named(chosen, configuration.cache)
@@ -255,7 +123,7 @@ def _report(
 
 
 def _cost(
-    options: PlanOptions, paid: Price | None, advice: "Advice", where: Machine | None, engine: _Engine
+    options: PlanOptions, paid: Price | None, advice: "Advice", where: Machine | None, engine: EngineOptions
 ) -> "Cost | None":
     """Of prefill, at the price of the engine's share of the machine; None without a price."""
     from hotspan.plan.worth import cost
@@ -345,7 +213,7 @@ def _rates(
 
 
 def _pool_reason(
-    pool: int, shape: ModelShape, engine: _Engine, where: Machine | None, told: "Measured"
+    pool: int, shape: ModelShape, engine: EngineOptions, where: Machine | None, told: "Measured"
 ) -> tuple[Reason, ...]:
     """The engine's pool, unless the tiers' own reasons have it."""
     if Tier.GPU in told.capacity_tokens:
