@@ -168,6 +168,23 @@ def test_the_title_names_the_machine_and_the_json_has_the_rates(model: Path) -> 
     assert set(found["rates"]["latency_s"]) == {"disk", "l2"}
 
 
+def test_before_buying_the_config_is_enough(model: Path) -> None:
+    """With config.json alone the pool is that with the files; where it does not give the weights, the table says so."""
+    whole = models.QWEN_7B | {"intermediate_size": 18944, "vocab_size": 152064}
+    (model / "config.json").write_text(json.dumps(whole))
+    words = (str(model), "--machine", "p4de.24xlarge")
+    pool = machine("p4de.24xlarge").pool_bytes(2 * 7_615_616_512, 1) / GIB
+    (model / "model.safetensors").unlink()
+    text = flat(invoke(*words))
+    assert "weights: 14.2 GiB: computed from config.json" in text and f"engine's pool: {pool:.1f} GiB" in text
+    (model / "config.json").write_text(json.dumps(models.QWEN_7B))
+    text = flat(invoke(*words))
+    assert "weights: unknown" in text and "too large by the weights" in text
+    assert "weights: unknown: the engine's pool and the RAM tier are too large" in flat(invoke(str(model), "--cpu"))
+    given = flat(invoke(*words, "--kv-cache-memory-bytes", str(8 * GIB)))
+    assert "engine's pool: 8.0 GiB" in given and "too large" not in given
+
+
 def test_a_price_that_nobody_gave_is_asked_for(model: Path) -> None:
     """Without a price list for the machine no cost is made up."""
     done = invoke(str(model), "--machine", "g5.12xlarge", "--users", "10")

@@ -1,12 +1,15 @@
 """How large a model's weights are, and where they lie."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from hotspan.core.errors import ConfigError
-from hotspan.plan.weights import model_directory, weights_bytes
+from hotspan.plan.weights import dense_parameters, find_weights, model_directory, weights_bytes
+
+from . import models
 
 
 def write(directory: Path, **sizes: int) -> None:
@@ -32,6 +35,68 @@ def test_a_model_that_is_there_twice_counts_once(tmp_path: Path) -> None:
     for broken in ("", "[]", '{"weight_map": 3}'):
         index.write_text(broken)
         assert weights_bytes(tmp_path) == 200, "an index that says nothing is no index"
+
+
+def test_an_index_without_its_files_gives_the_size(tmp_path: Path) -> None:
+    """Where a file of the index is missing, its total counts; with all of them, the files do."""
+    index = {"metadata": {"total_size": 5000}, "weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert weights_bytes(tmp_path) == 5000 == find_weights(tmp_path).bytes
+    write(tmp_path, a_DOT_safetensors=70)
+    assert weights_bytes(tmp_path) == 5000
+    write(tmp_path, b_DOT_safetensors=30)
+    assert weights_bytes(tmp_path) == 100
+
+
+QWEN2_7B = models.QWEN_7B | {"intermediate_size": 18944, "vocab_size": 152064}
+PUBLISHED: Mapping[str, tuple[models.Config, int]] = {
+    "Qwen2.5-7B": (QWEN2_7B, 7_615_616_512),
+    "Qwen2.5-1.5B": (
+        QWEN2_7B
+        | {"hidden_size": 1536, "num_attention_heads": 12, "num_key_value_heads": 2, "intermediate_size": 8960}
+        | {"vocab_size": 151936, "tie_word_embeddings": True},
+        1_543_714_304,
+    ),
+    "Qwen2.5-72B": (
+        QWEN2_7B
+        | {"hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 8, "intermediate_size": 29568}
+        | {"num_hidden_layers": 80},
+        72_706_203_648,
+    ),
+    "Qwen3-8B": (
+        QWEN2_7B
+        | {"model_type": "qwen3", "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
+        | {"intermediate_size": 12288, "vocab_size": 151936, "num_hidden_layers": 36, "head_dim": 128},
+        8_190_735_360,
+    ),
+    "Llama-3.1-70B": (models.LLAMA_70B | {"intermediate_size": 28672, "vocab_size": 128256}, 70_553_706_496),
+    "Mistral-7B-v0.1": (models.MISTRAL_7B | {"intermediate_size": 14336, "vocab_size": 32000}, 7_241_732_096),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_dense_models_config_gives_its_parameters(name: str) -> None:
+    """Exactly as many as its published files have."""
+    config, parameters = PUBLISHED[name]
+    assert dense_parameters(config) == parameters
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"model_type": "mixtral"}, {"quantization_config": {"quant_method": "awq"}}, {"vocab_size": None}],
+)
+def test_no_size_is_made_up(changed: models.Config, tmp_path: Path) -> None:
+    """Of another architecture, a quantised model or an incomplete config the size is unknown, and the reason says so."""
+    (tmp_path / "config.json").write_text(json.dumps(QWEN2_7B | changed))
+    found = find_weights(tmp_path)
+    assert found.bytes is None and "config.json is not enough" in found.why
+
+
+def test_a_config_alone_gives_the_weights_in_the_engines_type(tmp_path: Path) -> None:
+    """Two bytes a parameter, and four with --dtype float32."""
+    (tmp_path / "config.json").write_text(json.dumps(QWEN2_7B))
+    assert find_weights(tmp_path).bytes == 2 * 7_615_616_512
+    assert find_weights(tmp_path, "float32").bytes == 4 * 7_615_616_512
 
 
 def test_links_count_as_what_they_point_to(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 import json
 import urllib.error
 import urllib.request
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +21,7 @@ from hotspan.plan.host import Host
 from hotspan.plan.machines import GPU_MEMORY_UTILIZATION, Machine, Price, machine, price
 from hotspan.plan.shape import ModelShape
 from hotspan.plan.tiers import DiskChoice, Extent, Reason, TierPlan, choose_tiers
-from hotspan.plan.weights import model_directory, weights_bytes
+from hotspan.plan.weights import Weights, find_weights, model_directory
 
 if TYPE_CHECKING:
     from hotspan.cli.plan_report import Report
@@ -78,26 +79,10 @@ def _report(
     shape = ModelShape.from_config(directory, kv_dtype=engine.kv_dtype, dtype=engine.dtype, tensor_parallel=engine.tp)
     if engine.max_model_len:
         shape = replace(shape, max_tokens=engine.max_model_len)
-    weights = weights_bytes(directory)
-    chosen = choose_tiers(
-        host,
-        shape,
-        workers=options.workers,
-        models=options.models,
-        is_cpu_engine=options.cpu,
-        weights_bytes=weights,
-        engine_pool_bytes=engine.pool_bytes,
-        requests=engine.max_num_seqs,
-        extent=Extent.ALL if options.is_auto or configuration.is_auto else Extent.MODEST,
-    )
-    if configuration.cache is not None:
-        chosen = with_named(chosen, configuration.cache)
-    pool = engine.pool_bytes or chosen.engine_pool_bytes or 0
-    if where is not None and not options.cpu and not pool:
-        pool = where.pool_bytes(weights, engine.tp, engine.utilization or GPU_MEMORY_UTILIZATION)
     told = Measured() if options.from_metrics is None else _measured(options.from_metrics)
-    chosen, pool, l2 = _as_measured(told, shape, chosen, pool, int(options.l2_size * (1 << 30)))
-    rates = _rates(options, host, chosen, told, None if options.cpu else where, weights, engine.tp)
+    case = _Case(options, engine, shape, find_weights(directory, engine.dtype), where, told)
+    chosen, pool, l2 = case.sizes(host, configuration)
+    rates = case.rates(host, chosen)
 
     def of(users: int) -> "Advice":
         return advise(
@@ -113,29 +98,141 @@ def _report(
 
     advice = of(options.users)
     paid = price(options.machine, options.hourly_price, options.prices)
-    costs = _cost(options, paid, advice, where, engine)
-    more = (*_pool_reason(pool, shape, engine, where, told), *rates.reasons())
-    chosen = replace(chosen, reasons=(*chosen.reasons, *more))
-    by_users = tuple(of(number) for number in numbers_of_users(options.users))
-    verdict = judge(advice, options.reuse)
-    on = _where(options)
-    return Report(model, on, chosen, rates, advice, by_users, verdict, paid, costs, dict(told.hits))
-
-
-def _cost(
-    options: PlanOptions, paid: Price | None, advice: "Advice", where: Machine | None, engine: EngineOptions
-) -> "Cost | None":
-    """Of prefill, at the price of the engine's share of the machine; None without a price."""
-    from hotspan.plan.worth import cost
-
-    if paid is None:
-        return None
-    share = engine.tp / where.gpus if where is not None else 1.0  # without a machine it is the engine's own price
-    return cost(
-        *(advice, options.reuse, paid.usd_per_hour * share),
-        requests_per_hour=options.requests_per_hour,
-        extra_usd=options.extra_price,
+    return Report(
+        model=model,
+        where=case.where,
+        plan=replace(chosen, reasons=(*chosen.reasons, *case.reasons(pool), *rates.reasons())),
+        rates=rates,
+        advice=advice,
+        by_users=tuple(of(number) for number in numbers_of_users(options.users)),
+        verdict=judge(advice, options.reuse),
+        price=paid,
+        cost=case.cost(paid, advice),
+        measured=dict(told.hits),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What is planned for: an engine, its model, and the machine; None is this host.
+
+    told: what a running server measured.
+    """
+
+    options: PlanOptions
+    engine: EngineOptions
+    shape: ModelShape
+    weights: Weights
+    machine: Machine | None
+    told: "Measured"
+
+    @property
+    def where(self) -> str:
+        """What the tiers are on, in words."""
+        if self.options.from_metrics is not None:
+            return f"the server at {self.options.from_metrics}"
+        return self.options.machine or "this machine"
+
+    def sizes(self, host: Host, configuration: Configuration) -> tuple[TierPlan, int, int]:
+        """The tiers, the engine's pool (0 if unknown) and the part of the L2, in bytes."""
+        options, engine = self.options, self.engine
+        chosen = choose_tiers(
+            host,
+            self.shape,
+            workers=options.workers,
+            models=options.models,
+            is_cpu_engine=options.cpu,
+            weights_bytes=self.weights.bytes or 0,
+            engine_pool_bytes=engine.pool_bytes,
+            requests=engine.max_num_seqs,
+            extent=Extent.ALL if options.is_auto or configuration.is_auto else Extent.MODEST,
+        )
+        if configuration.cache is not None:
+            chosen = with_named(chosen, configuration.cache)
+        pool = chosen.engine_pool_bytes or 0
+        if not options.cpu:
+            pool = (engine.pool_bytes or 0) * engine.tp  # vLLM's option is the size on each GPU
+            if self.machine is not None and not pool:
+                utilization = engine.utilization or GPU_MEMORY_UTILIZATION
+                pool = self.machine.pool_bytes(self.weights.bytes or 0, engine.tp, utilization)
+        return self._as_measured(chosen, pool, int(options.l2_size * GIB))
+
+    def _as_measured(self, chosen: TierPlan, pool: int, l2: int) -> tuple[TierPlan, int, int]:
+        """Tiers, pool and L2 of the sizes that the server has."""
+        held = {tier: tokens * self.shape.tier_bytes_per_token for tier, tokens in self.told.capacity_tokens.items()}
+        if not held:
+            return chosen, pool, l2
+        disk = held.get(Tier.DISK)
+        directory = Path("disk") if chosen.disk is None else chosen.disk.directory
+        names = ("KV", "weights") if Tier.GPU in held else ("KV", "weights", "engine's pool")
+        kept = [each for each in chosen.reasons if each.what in names]
+        measured = [
+            Reason(tier.value if tier is Tier.DISK else tier.name, f"{size / GIB:.1f} GiB", "measured by the server")
+            for tier, size in held.items()
+            if tier is not Tier.GPU
+        ]
+        chosen = replace(
+            chosen,
+            ram_bytes=held.get(Tier.RAM, 0),
+            disk=None if disk is None else DiskChoice(directory, disk),
+            reasons=(*kept, *measured),
+        )
+        return chosen, held.get(Tier.GPU, pool), held.get(Tier.L2, l2)
+
+    def rates(self, host: Host, chosen: TierPlan) -> "Rates":
+        """What was given, else measured by a server, else estimated for a machine or, of the disk, measured here."""
+        from hotspan.plan.rates import ASSUMED, Rates, estimated
+
+        options, known = self.options, ASSUMED
+        if self.machine is not None and not options.cpu:
+            known = estimated(self.machine, self.weights.bytes or 0, self.engine.tp)
+        for probe in host.disks:
+            if chosen.disk is not None and probe.directory == chosen.disk.directory and probe.read_gb_s:
+                known = known.updated(Rates(gb_s={Tier.DISK: probe.read_gb_s}), "measured")
+        told = Rates(self.told.prefill_tokens_per_s, self.told.gb_s, self.told.latency_s)
+        given = {Tier.RAM: options.ram_rate, Tier.DISK: options.disk_rate, Tier.L2: options.l2_rate}
+        named = Rates(options.prefill_rate, {tier: rate for tier, rate in given.items() if rate})
+        return known.updated(told, "measured by the server").updated(named, "as given")
+
+    def reasons(self, pool: int) -> Iterator[Reason]:
+        """The weights and the engine's pool, unless the tiers' own reasons have them."""
+        if Tier.GPU in self.told.capacity_tokens:
+            yield self._pool(pool, "measured by the server")
+        elif self.options.cpu:
+            return
+        elif self.engine.pool_bytes:
+            yield self._pool(pool, "as given")
+        elif self.machine is not None:
+            yield self._weights()
+            machine = self.machine
+            why = f"estimate for {self.engine.tp} of {machine.gpus} GPUs with {machine.gpu.memory_gib:g} GiB each"
+            yield self._pool(pool, why if self.weights.bytes else f"{why}, too large by the weights")
+        else:
+            why = "name the machine with --machine, or give --from-metrics or --kv-cache-memory-bytes"
+            yield Reason("engine's pool", "unknown", why)
+
+    def _pool(self, pool: int, why: str) -> Reason:
+        tokens = pool // (self.shape.tier_bytes_per_token or 1)
+        return Reason("engine's pool", f"{pool / GIB:,.1f} GiB, {tokens:,} tokens", why)
+
+    def _weights(self) -> Reason:
+        if self.weights.bytes:
+            return Reason("weights", f"{self.weights.bytes / GIB:,.1f} GiB", self.weights.why)
+        remedy = "add that index to the directory, or give --kv-cache-memory-bytes and --prefill-rate"
+        return Reason("weights", "unknown", f"{self.weights.why}: {remedy}")
+
+    def cost(self, paid: Price | None, advice: "Advice") -> "Cost | None":
+        """Of prefill, at the price of the engine's share of the machine; None without a price."""
+        from hotspan.plan.worth import cost
+
+        if paid is None:
+            return None
+        share = self.engine.tp / self.machine.gpus if self.machine is not None else 1.0  # else it is the engine's own
+        return cost(
+            *(advice, self.options.reuse, paid.usd_per_hour * share),
+            requests_per_hour=self.options.requests_per_hour,
+            extra_usd=self.options.extra_price,
+        )
 
 
 def _measured(url: str) -> "Measured":
@@ -157,72 +254,3 @@ def _measured(url: str) -> "Measured":
     except OSError as error:
         raise ConfigError(f"{address} can't be read ({error}): is the server up, and its address right?") from error
     return measured(page)
-
-
-def _as_measured(
-    told: "Measured", shape: ModelShape, chosen: TierPlan, pool: int, l2: int
-) -> tuple[TierPlan, int, int]:
-    """Tiers, pool and L2 of the sizes that the server has."""
-    held = {tier: tokens * shape.tier_bytes_per_token for tier, tokens in told.capacity_tokens.items()}
-    if not held:
-        return chosen, pool, l2
-    disk = held.get(Tier.DISK)
-    directory = Path("disk") if chosen.disk is None else chosen.disk.directory
-    kept = [each for each in chosen.reasons if each.what.split()[0] not in ("memory", "reserve", "RAM", "disk", "L2")]
-    measured = [
-        Reason(tier.value if tier is Tier.DISK else tier.name, f"{size / GIB:.1f} GiB", "measured by the server")
-        for tier, size in held.items()
-        if tier is not Tier.GPU
-    ]
-    chosen = replace(
-        chosen,
-        ram_bytes=held.get(Tier.RAM, 0),
-        disk=None if disk is None else DiskChoice(directory, disk),
-        reasons=(*kept, *measured),
-    )
-    return chosen, held.get(Tier.GPU, pool), held.get(Tier.L2, l2)
-
-
-def _where(options: PlanOptions) -> str:
-    """What the tiers are on, in words."""
-    if options.from_metrics is not None:
-        return f"the server at {options.from_metrics}"
-    return options.machine or "this machine"
-
-
-def _rates(
-    options: PlanOptions,
-    host: Host,
-    chosen: TierPlan,
-    told: "Measured",
-    where: Machine | None,
-    weights: int,
-    ranks: int,
-) -> "Rates":
-    """What was given, else measured by a server, else estimated for `where` or, of the disk, measured here."""
-    from hotspan.plan.rates import ASSUMED, Rates, estimated
-
-    known = ASSUMED if where is None else estimated(where, weights, ranks)
-    for probe in host.disks:
-        if chosen.disk is not None and probe.directory == chosen.disk.directory and probe.read_gb_s:
-            known = known.updated(Rates(gb_s={Tier.DISK: probe.read_gb_s}), "measured")
-    known = known.updated(Rates(told.prefill_tokens_per_s, told.gb_s, told.latency_s), "measured by the server")
-    given = {Tier.RAM: options.ram_rate, Tier.DISK: options.disk_rate, Tier.L2: options.l2_rate}
-    gb_s = {tier: rate for tier, rate in given.items() if rate}
-    return known.updated(Rates(options.prefill_rate, gb_s), "as given")
-
-
-def _pool_reason(
-    pool: int, shape: ModelShape, engine: EngineOptions, where: Machine | None, told: "Measured"
-) -> tuple[Reason, ...]:
-    """The engine's pool, unless the tiers' own reasons have it."""
-    if Tier.GPU in told.capacity_tokens:
-        why = "measured by the server"
-    elif where is not None and pool:
-        why = f"estimate for {engine.tp} of {where.gpus} GPUs with {where.gpu.memory_gib:g} GiB each"
-    elif not pool:
-        return (Reason("engine's pool", "unknown", "name the machine with --machine, or give --from-metrics"),)
-    else:
-        return ()
-    tokens = pool // (shape.tier_bytes_per_token or 1)
-    return (Reason("engine's pool", f"{pool / GIB:.1f} GiB, {tokens:,} tokens", why),)

@@ -236,7 +236,11 @@ def _least_of(engine: _Engine, left: int, modest: int) -> tuple[int, str]:
 def _cpu_engine(engine: _Engine, left: int, modest: int, reasons: list[Reason]) -> tuple[int, int]:
     """What the weights and the pool of a CPU engine leave, and the pool."""
     left = max(0, left - engine.weights_bytes)
-    reasons.append(Reason("weights", _size(engine.weights_bytes), "a CPU engine keeps them in the same memory"))
+    reasons.append(
+        Reason("weights", _size(engine.weights_bytes), "a CPU engine keeps them in the same memory")
+        if engine.weights_bytes
+        else Reason("weights", "unknown", "the engine's pool and the RAM tier are too large by them")
+    )
     if engine.pool_bytes is not None:
         reasons.append(Reason("engine's pool", _size(engine.pool_bytes), "as given"))
         return max(0, left - engine.pool_bytes), engine.pool_bytes

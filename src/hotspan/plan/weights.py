@@ -1,12 +1,34 @@
 """Where a model's files are, and how large its weights."""
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final
 
 from hotspan.core.errors import ConfigError
 
 _INDEX = "model.safetensors.index.json"
 _NO_WEIGHTS = ("training_args", "optimizer", "scheduler", "rng_state")
+_DENSE: Final = ("llama", "mistral", "qwen2", "qwen3")
+_DIMENSIONS: Final = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+_FLOAT32: Final = ("float32", "float")
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The size of a model's weights, and where it is known from. bytes: None if unknown."""
+
+    bytes: int | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """model.safetensors.index.json: the names of the files, and the bytes of all tensors; 0 if it does not say."""
+
+    files: frozenset[str] = frozenset()
+    total_bytes: int = 0
 
 
 def is_model(path: Path) -> bool:
@@ -43,22 +65,71 @@ def model_directory(model: str) -> Path:
 def weights_bytes(directory: Path) -> int:
     """Bytes of the weights in `directory`: the files of its index, else all *.safetensors, else all *.bin; 0 for none.
 
-    A model that is there twice (shards, and one consolidated file) is counted once if it has an index.
+    A model that is there twice (shards, and one consolidated file) is counted once if it has an index. Where a file of
+    the index is missing, the size that the index gives counts.
     Raises: OSError if the directory can't be read.
     """
-    listed = _listed(directory / _INDEX)
+    index = _index(directory / _INDEX)
+    listed = [directory / name for name in index.files]
+    there = [path for path in listed if path.is_file()]
     if listed:
-        return sum(path.stat().st_size for name in listed if (path := directory / name).is_file())
+        found = sum(path.stat().st_size for path in there)
+        return found if len(there) == len(listed) else max(found, index.total_bytes)
     files = list(directory.glob("*.safetensors")) or [
         path for path in directory.glob("*.bin") if not path.name.startswith(_NO_WEIGHTS)
     ]
     return sum(path.stat().st_size for path in files if path.is_file())
 
 
-def _listed(index: Path) -> set[str]:
-    """The files that an index names; empty if there is none, or it is no index."""
+def find_weights(directory: Path, dtype: str = "auto") -> Weights:
+    """The weights of a model of which perhaps only config.json is there. dtype: the engine's --dtype.
+
+    Raises: OSError if the directory can't be read.
+    """
+    if size := weights_bytes(directory):
+        return Weights(size, "the model's files, or their index")
     try:
-        weight_map = json.loads(index.read_text())["weight_map"]
-        return {Path(name).name for name in weight_map.values()}
+        parameters = dense_parameters(json.loads((directory / "config.json").read_text()))
+    except (OSError, ValueError):
+        parameters = None
+    if parameters is not None:
+        return Weights(parameters * (4 if dtype in _FLOAT32 else 2), "computed from config.json")
+    return Weights(None, f"there are no weight files, no {_INDEX}, and config.json is not enough for this model")
+
+
+def dense_parameters(config: Mapping[str, Any]) -> int | None:
+    """The number of parameters of a dense Llama, Mistral, Qwen2 or Qwen3; None for others, and for quantised ones.
+
+    Source: the modules of these models in transformers. tests/plan/test_weights.py has published numbers.
+    """
+    family = config.get("model_type")
+    if family not in _DENSE or config.get("quantization_config"):
+        return None
+    try:
+        hidden, layers, heads, inner, vocabulary = (int(config[key]) for key in _DIMENSIONS)
+        kv_heads = int(config.get("num_key_value_heads") or heads)
+        size = int(config.get("head_dim") or hidden // heads)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+    q, kv = heads * size, kv_heads * size
+    attention = 2 * hidden * (q + kv)
+    if family == "qwen2":
+        attention += q + 2 * kv
+    elif config.get("attention_bias"):
+        attention += q + 2 * kv + hidden
+    if family == "qwen3":
+        attention += 2 * size
+    mlp = 3 * hidden * inner + (2 * inner + hidden if config.get("mlp_bias") else 0)
+    embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
+    return embeddings + layers * (attention + mlp + 2 * hidden) + hidden
+
+
+def _index(path: Path) -> _Index:
+    """What an index says; empty if there is none, or it is no index."""
+    try:
+        said = json.loads(path.read_text())
+        files = {Path(name).name for name in said["weight_map"].values()}
+        total = said.get("metadata", {}).get("total_size", 0)
+        return _Index(frozenset(files), int(total))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return set()
+        return _Index()
