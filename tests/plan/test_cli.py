@@ -185,6 +185,41 @@ def test_before_buying_the_config_is_enough(model: Path) -> None:
     assert "engine's pool: 8.0 GiB" in given and "too large" not in given
 
 
+def test_an_engine_pays_for_the_share_of_the_machine_that_it_has(model: Path) -> None:
+    """RAM, drives, one-off price and hourly price are divided by the same number of engines, which is printed."""
+    words = (str(model), "--machine", "g6.12xlarge", "--hourly-price", "4", "--disk-rate", "3", "--tokens", "2560")
+    words = (*words, "--users", "200", "--requests-per-hour", "1000", "--extra-price", "100")
+
+    def planned(*more: str) -> tuple[float, float, float, float]:
+        found = json.loads(invoke(*words, *more, "--json").stdout)
+        sizes = {each["tier"]: each["bytes"] for each in found["working_set"]["holdings"]}
+        assert found["price"]["usd_per_hour"] == 4
+        return sizes["ram"], sizes["disk"], found["cost"]["without"], found["cost"]["payback_days"]
+
+    ram, disk, usd, days = planned("--workers", "1")
+    others = (("--workers", "2"), ("--models", "2"), ("--data-parallel-size", "2"))
+    for more, engines in (((), 4), (others[0], 2), (others[1], 4), (others[2], 2)):
+        share = planned(*more)
+        assert share[0] == pytest.approx(ram / engines, rel=1e-4) and share[1] == pytest.approx(
+            disk / engines, rel=1e-4
+        )
+        assert share[2] == pytest.approx(usd / engines) and share[3] == pytest.approx(days)
+    text = flat(invoke(*words))
+    assert "1/4 of the machine's RAM, drives and price, for 4 engines (--workers): 1.00 USD per hour" in text
+    assert "shared by 4 engines" in text
+    assert "all of the machine's RAM, drives and price: 4.00 USD per hour" in flat(invoke(*words, "--workers", "1"))
+    assert planned("--tp", "2")[0] == pytest.approx(ram / 2, rel=1e-4)
+
+
+def test_a_machine_that_is_too_small_for_its_engines(model: Path) -> None:
+    """More engines than GPUs are refused; RAM that was given to each, and that all do not find, is named."""
+    words = (str(model), "--machine", "g6.12xlarge")
+    done = invoke(*words, "--workers", "3", "--tp", "2")
+    assert done.exit_code == 2 and "4 GPUs, and 3 x 2 are needed" in flat(done)
+    assert "RAM of all engines: 400.0 GiB: the machine has 192.0 GiB" in flat(invoke(*words, "--ram-gib", "100"))
+    assert "of all engines" not in flat(invoke(*words, "--ram-gib", "40"))
+
+
 def test_a_price_that_nobody_gave_is_asked_for(model: Path) -> None:
     """Without a price list for the machine no cost is made up."""
     done = invoke(str(model), "--machine", "g5.12xlarge", "--users", "10")

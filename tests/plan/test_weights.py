@@ -86,7 +86,7 @@ def test_a_dense_models_config_gives_its_parameters(name: str) -> None:
     [{"model_type": "mixtral"}, {"quantization_config": {"quant_method": "awq"}}, {"vocab_size": None}],
 )
 def test_no_size_is_made_up(changed: models.Config, tmp_path: Path) -> None:
-    """Of another architecture, a quantised model or an incomplete config the size is unknown, and the reason says so."""
+    """For another architecture, a quantised model or an incomplete config the size is unknown, with the reason."""
     (tmp_path / "config.json").write_text(json.dumps(QWEN2_7B | changed))
     found = find_weights(tmp_path)
     assert found.bytes is None and "config.json is not enough" in found.why

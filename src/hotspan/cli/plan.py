@@ -101,8 +101,11 @@ def _report(
     return Report(
         model=model,
         where=case.where,
-        plan=replace(chosen, reasons=(*chosen.reasons, *case.reasons(pool), *rates.reasons())),
+        plan=replace(
+            chosen, reasons=(*chosen.reasons, *case.reasons(pool), *case.missing(host, chosen), *rates.reasons())
+        ),
         rates=rates,
+        engines=case.engines,
         advice=advice,
         by_users=tuple(of(number) for number in numbers_of_users(options.users)),
         verdict=judge(advice, options.reuse),
@@ -133,13 +136,32 @@ class _Case:
             return f"the server at {self.options.from_metrics}"
         return self.options.machine or "this machine"
 
+    @property
+    def workers(self) -> int:
+        """Engines of each model on the machine."""
+        asked = self.options.workers or self.engine.data_parallel
+        if asked or self.machine is None or self.options.cpu:
+            return asked or 1
+        return max(1, self.machine.gpus // (self.engine.tp * self.options.models))
+
+    @property
+    def engines(self) -> int:
+        """All that share the machine. Raises: ConfigError if it has too few GPUs for them."""
+        engines = self.workers * self.options.models
+        if self.machine is not None and not self.options.cpu and engines * self.engine.tp > self.machine.gpus:
+            raise ConfigError(
+                f"{self.machine.name} has {self.machine.gpus} GPUs, and {engines} x {self.engine.tp} are needed: lower "
+                "--tp, --workers or --models"
+            )
+        return engines
+
     def sizes(self, host: Host, configuration: Configuration) -> tuple[TierPlan, int, int]:
         """The tiers, the engine's pool (0 if unknown) and the part of the L2, in bytes."""
         options, engine = self.options, self.engine
         chosen = choose_tiers(
             host,
             self.shape,
-            workers=options.workers,
+            workers=self.workers,
             models=options.models,
             is_cpu_engine=options.cpu,
             weights_bytes=self.weights.bytes or 0,
@@ -211,6 +233,19 @@ class _Case:
             why = "name the machine with --machine, or give --from-metrics or --kv-cache-memory-bytes"
             yield Reason("engine's pool", "unknown", why)
 
+    def missing(self, host: Host, chosen: TierPlan) -> Iterator[Reason]:
+        """Given sizes for which the machine is too small if each engine has them."""
+        if self.told.capacity_tokens:
+            return
+        disk = 0 if chosen.disk is None else chosen.disk.bytes
+        memory = None if host.memory is None else host.memory.bytes
+        drives = None if self.machine is None else int(self.machine.disk_gb * 1e9)
+        for what, size, there in (("RAM", chosen.ram_bytes, memory), ("disk", disk, drives)):
+            needed = size * self.engines
+            if there is not None and needed > there:
+                why = f"the machine has {there / GIB:,.1f} GiB: lower --{what.lower()}-gib or --workers"
+                yield Reason(f"{what} of all engines", f"{needed / GIB:,.1f} GiB", why)
+
     def _pool(self, pool: int, why: str) -> Reason:
         tokens = pool // (self.shape.tier_bytes_per_token or 1)
         return Reason("engine's pool", f"{pool / GIB:,.1f} GiB, {tokens:,} tokens", why)
@@ -227,11 +262,10 @@ class _Case:
 
         if paid is None:
             return None
-        share = self.engine.tp / self.machine.gpus if self.machine is not None else 1.0  # else it is the engine's own
         return cost(
-            *(advice, self.options.reuse, paid.usd_per_hour * share),
+            *(advice, self.options.reuse, paid.usd_per_hour / self.engines),
             requests_per_hour=self.options.requests_per_hour,
-            extra_usd=self.options.extra_price,
+            extra_usd=self.options.extra_price / self.engines,
         )
 
 

@@ -21,8 +21,13 @@ from hotspan.core.errors import ConfigError
 class PlanOptions:
     """What to plan for."""
 
-    workers: int = option(1, "Number of engines of this model on this host.", kind=COUNT)
-    models: int = option(1, "Number of models of this size on this host.", kind=COUNT)
+    workers: int | None = option(
+        None,
+        "Number of engines of this model on this machine, which share its RAM, drives and price. Default: "
+        "--data-parallel-size, else with --machine as many as its GPUs run, else 1.",
+        kind=COUNT,
+    )
+    models: int = option(1, "Number of models of this size on this machine.", kind=COUNT)
     tp: int = option(1, "Tensor-parallel size of each engine.", kind=COUNT)
     kv_dtype: str = option("auto", "Data type of the KV cache, as --kv-cache-dtype.")
     cpu: bool = option(False, "Device of the engine. Default: --gpu.", also="--gpu")
@@ -56,7 +61,7 @@ class PlanOptions:
         None, "Plan for this type of machine instead of this host, such as p4de.24xlarge. Implies --auto."
     )
     hourly_price: float | None = option(
-        None, "Price of the machine, in USD per hour. Default: from --prices, or the shipped list.", kind=POSITIVE
+        None, "Price of the whole machine, in USD per hour. Default: from --prices, or the shipped list.", kind=POSITIVE
     )
     prices: Path | None = option(
         None,
@@ -64,7 +69,7 @@ class PlanOptions:
         "shipped list.",
     )
     extra_price: float = option(
-        0.0, "One-off price of memory, drives or storage that the tiers need, in USD.", kind=NOT_NEGATIVE
+        0.0, "One-off price of memory, drives or storage that the machine's tiers need, in USD.", kind=NOT_NEGATIVE
     )
     requests_per_hour: float | None = option(
         None, "Requests per hour and engine, for savings per month and payback.", kind=POSITIVE
@@ -89,6 +94,7 @@ class EngineOptions:
     """What of the engine's options, of the command line or of the model's files, sizes it."""
 
     tp: int
+    data_parallel: int | None
     kv_dtype: str
     dtype: str
     max_model_len: int | None
@@ -116,6 +122,7 @@ def engine_options(options: PlanOptions, configuration: Configuration) -> Engine
     parser = argparse.ArgumentParser(exit_on_error=False, add_help=False, allow_abbrev=False)
     for flags, kind in (
         (("--tensor-parallel-size", "-tp"), int),
+        (("--data-parallel-size", "-dp"), int),
         (("--max-model-len",), int),
         (("--max-num-seqs",), int),
         (("--gpu-memory-utilization",), float),
@@ -136,6 +143,7 @@ def engine_options(options: PlanOptions, configuration: Configuration) -> Engine
         parse_engine_arguments(configuration.model, configuration.engine_words, own_options=(*OWN_OPTIONS, *own))
     return EngineOptions(
         tp=options.tp if options.tp > 1 else given.tensor_parallel_size or 1,
+        data_parallel=given.data_parallel_size,
         kv_dtype=given.kv_cache_dtype if options.kv_dtype == "auto" else options.kv_dtype,
         dtype=given.dtype,
         max_model_len=given.max_model_len,

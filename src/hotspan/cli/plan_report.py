@@ -35,6 +35,7 @@ class Report:
 
     where:    what the tiers are on, in words.
     rates:    what was reckoned with.
+    engines:  that share the machine: its RAM, drives and price.
     by_users: the same text for other numbers of users.
     measured: hit rates that a server measured, by tier; empty without one.
     """
@@ -43,6 +44,7 @@ class Report:
     where: str
     plan: TierPlan
     rates: Rates
+    engines: int
     advice: Advice
     by_users: tuple[Advice, ...]
     verdict: Verdict
@@ -57,6 +59,7 @@ class Report:
                 "model": self.model,
                 "reasons": self.plan.reasons,
                 "rates": self.rates,
+                "engines_on_machine": self.engines,
                 "working_set": self.advice,
                 "hit_rates_by_users": {
                     str(each.users): {held.tier.value: held.hit_rate for held in each.holdings}
@@ -118,6 +121,8 @@ class Report:
         if self.measured:
             rates = ", ".join(f"{_NAMES[tier]} {self.measured[tier]:.1%}" for tier in Tier if tier in self.measured)
             said.insert(0, ("Measured hit rates", rates))
+        if self.price is not None or self.engines > 1:
+            said.append(("Share of one engine", self._share()))
         if self.cost is None:
             missing = self._missing()
             return [*said, ("Prefill cost and savings", f"unknown: give {missing}")] if missing else said
@@ -133,6 +138,13 @@ class Report:
         if self.cost.payback_days is not None:
             said.append(("Payback", f"{self.cost.payback_days:,.1f} days"))
         return said
+
+    def _share(self) -> str:
+        """What one engine has of the machine, and pays."""
+        usd = "" if self.price is None else f": {self.price.usd_per_hour / self.engines:.2f} USD per hour"
+        if self.engines == 1:
+            return f"all of the machine's RAM, drives and price{usd}"
+        return f"1/{self.engines} of the machine's RAM, drives and price, for {self.engines} engines (--workers){usd}"
 
     def _missing(self) -> str:
         """The options that would make the cost known; "" if the price alone is unknown."""
