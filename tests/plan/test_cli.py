@@ -220,6 +220,15 @@ def test_a_machine_that_is_too_small_for_its_engines(model: Path) -> None:
     assert "of all engines" not in flat(invoke(*words, "--ram-gib", "40"))
 
 
+def test_nothing_known_is_no_promise(model: Path) -> None:
+    """On this host, without rates and pool, the verdict is that tiers may help, and the JSON has null."""
+    words = (str(model), "--users", "1", "--ram-gib", "4")
+    text = flat(invoke(*words))
+    assert "This may help: 100% of the prompt tokens are found in the tiers" in text
+    assert "the time saved is unknown without --prefill-rate and --ram-rate." in text and "This helps" not in text
+    assert json.loads(invoke(*words, "--json").stdout)["verdict"]["helps"] is None
+
+
 def test_a_price_that_nobody_gave_is_asked_for(model: Path) -> None:
     """Without a price list for the machine no cost is made up."""
     done = invoke(str(model), "--machine", "g5.12xlarge", "--users", "10")

@@ -13,7 +13,7 @@ from hotspan.plan.machines import machine, price
 from hotspan.plan.measured import measured
 from hotspan.plan.shape import ModelShape
 from hotspan.plan.tiers import DiskChoice, TierPlan, choose_tiers
-from hotspan.plan.worth import cost, judge, unknown_rates
+from hotspan.plan.worth import cost, judge, missing_options
 
 from . import models
 
@@ -135,7 +135,7 @@ def test_what_is_saved_follows_from_hits_and_rates() -> None:
     """Half of the texts in RAM, loaded in a tenth of the time that computing takes, save 45 % of it."""
     shape = ModelShape.from_config(models.QWEN_7B)
     gb_s = 10 * shape.kv_bytes_per_token * 5000 / 1e9
-    advice = of(50 * 560 / 1024, pool_gib=0, gb_s=gb_s)
+    advice = of(50 * 560 / 1024, pool_gib=1e-9, gb_s=gb_s)
     verdict = judge(advice, 1.0)
     assert verdict.helps and verdict.saved == pytest.approx(0.45)
     paid = cost(advice, 1.0, 3600.0 * 5, requests_per_hour=10, extra_usd=100)
@@ -149,13 +149,24 @@ def test_what_is_saved_follows_from_hits_and_rates() -> None:
 
 
 def test_without_rates_there_is_a_verdict_but_no_cost() -> None:
-    """Hits alone decide where nobody knows how long anything takes."""
+    """It is that tiers may help: hits are known, and the options are named without which the time saved is not."""
     shape = ModelShape.from_config(models.QWEN_7B)
     advice = advise(
         TierPlan(GIB * 30, DiskChoice(Path("/kv"), 60 * GIB), None, None, ()), shape, users=100, tokens=10_240
     )
-    assert judge(advice, 1.0).helps and judge(advice, 1.0).saved is None
+    verdict = judge(advice, 1.0)
+    assert verdict.helps is None and verdict.saved is None
+    assert str(verdict).startswith("This may help: ")
+    assert "unknown without --prefill-rate, --ram-rate and --disk-rate" in verdict.why
     assert cost(advice, 1.0, 10.0) is None
+
+
+def test_an_unknown_pool_bounds_what_is_saved() -> None:
+    """The engine's own pool may hold what the tiers do: they may help, and save at most so much."""
+    verdict = judge(of(50, pool_gib=0), 1.0)
+    assert verdict.helps is None and verdict.saved is not None and verdict.saved > 0.5
+    assert f"up to {verdict.saved:.0%} of the prefill time" in verdict.why and "pool, which is unknown" in verdict.why
+    assert judge(of(50, pool_gib=4), 1.0).helps
 
 
 def test_a_tier_in_which_nothing_is_found_needs_no_rate() -> None:
@@ -168,7 +179,7 @@ def test_a_tier_in_which_nothing_is_found_needs_no_rate() -> None:
             *(plan, shape), users=100, tokens=10_240, gb_s={Tier.RAM: 20.0}, prefill_tokens_per_s=5000, pool_bytes=GIB
         )
 
-    assert unknown_rates(advice(100)) == () and unknown_rates(advice(30)) == (Tier.DISK,)
+    assert missing_options(advice(100)) == "" and missing_options(advice(30)) == "--disk-rate"
     enough = cost(advice(100), 1.0, 10.0, requests_per_hour=10)
     assert enough is not None and enough.payback_days is None
     assert cost(advice(30), 1.0, 10.0) is None

@@ -16,14 +16,13 @@ from hotspan.plan.advice import Advice, print_plan
 from hotspan.plan.machines import Price
 from hotspan.plan.rates import Rates
 from hotspan.plan.tiers import TierPlan
-from hotspan.plan.worth import Cost, Verdict, unknown_rates
+from hotspan.plan.worth import Cost, Verdict, missing_options
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _NAMES = {Tier.GPU: "engine's pool", Tier.RAM: "RAM", Tier.DISK: "disk", Tier.L2: "L2"}
 _COLOURS = {Tier.GPU: "#56b4e9", Tier.RAM: "#0072b2", Tier.DISK: "#e69f00", Tier.L2: "#cc79a7"}
-_RATES = {Tier.RAM: "--ram-rate", Tier.DISK: "--disk-rate", Tier.L2: "--l2-rate"}
 _COMPUTED = "#9ca3af"
 _WIDTH = 50
 _NO_PRICE = "unknown: give --hourly-price, the price of this machine per hour"
@@ -124,14 +123,13 @@ class Report:
         if self.price is not None or self.engines > 1:
             said.append(("Share of one engine", self._share()))
         if self.cost is None:
-            missing = self._missing()
+            missing = missing_options(self.advice)
             return [*said, ("Prefill cost and savings", f"unknown: give {missing}")] if missing else said
-        per = f"{self.cost.without:.3f} USD with the engine's pool alone, {self.cost.with_tiers:.3f} USD with tiers"
+        alone = "with the engine's pool alone" if self.advice.pool is not None else "without any cache"
+        per = f"{self.cost.without:.3f} USD {alone}, {self.cost.with_tiers:.3f} USD with tiers"
         said.append(("Prefill per million prompt tokens", per))
         if self.cost.engines is not None:
-            load = (
-                f"{self.cost.engines:.2g} with the engine's pool alone, {self.cost.engines_with_tiers:.2g} with tiers"
-            )
+            load = f"{self.cost.engines:.2g} {alone}, {self.cost.engines_with_tiers:.2g} with tiers"
             said.append(("Engines busy with prefill", load))
         if self.cost.saved_per_month is not None:
             said.append(("Saved per month", f"{_usd(self.cost.saved_per_month)} of GPU time"))
@@ -146,18 +144,13 @@ class Report:
             return f"all of the machine's RAM, drives and price{usd}"
         return f"1/{self.engines} of the machine's RAM, drives and price, for {self.engines} engines (--workers){usd}"
 
-    def _missing(self) -> str:
-        """The options that would make the cost known; "" if the price alone is unknown."""
-        rates = [_RATES[tier] for tier in unknown_rates(self.advice)]
-        return " and ".join(([] if self.advice.compute_s else ["--prefill-rate"]) + rates)
-
     def write_page(self, path: Path) -> None:
         """Write the page."""
         from hotspan.bench.page import Card, card_section, facts, plot_section, section, table_section, write_page
 
         saved = self.verdict.saved
         cards = [
-            Card("Verdict", "helps" if self.verdict.helps else "will not help", self.verdict.why),
+            Card("Verdict", self.verdict.word, self.verdict.why),
             Card("Found in a cache", f"{self.advice.hit_rate:.0%}", "of the prompt tokens of this working set"),
             Card("Prefill time saved", "-" if saved is None else f"{saved:.0%}", "against the engine's pool alone"),
         ]

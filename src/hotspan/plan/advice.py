@@ -51,6 +51,16 @@ class Advice:
     compute_s: float | None
 
     @property
+    def pool(self) -> Holding | None:
+        """The engine's own pool; None if it is unknown."""
+        return next((held for held in self.holdings if held.tier is Tier.GPU), None)
+
+    @property
+    def pool_hit_rate(self) -> float:
+        """Of the engine's own pool; 0 if it is unknown."""
+        return self.pool.hit_rate if self.pool is not None else 0.0
+
+    @property
     def working_set_bytes(self) -> int:
         return self.users * self.text_bytes
 

@@ -4,24 +4,34 @@ from dataclasses import dataclass
 from typing import Final
 
 from hotspan.core.types import Tier
-from hotspan.plan.advice import Advice
+from hotspan.plan.advice import Advice, Holding
 
 LITTLE: Final = 0.05
 """Share of the prefill time: tiers that save less do not help."""
 
+_WORDS: Final = {True: "helps", None: "may help", False: "will not help you"}
+_RATES: Final = {Tier.RAM: "--ram-rate", Tier.DISK: "--disk-rate", Tier.L2: "--l2-rate"}
 _HOURS_PER_MONTH: Final = 730
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether tiers help, and why. saved: share of the prefill time that is saved; None where rates are unknown."""
+    """Whether tiers help, and why.
 
-    helps: bool
+    helps: None if rates or the engine's pool are unknown, and with them whether time is saved.
+    saved: share of the prefill time that is saved; None if rates are unknown.
+    """
+
+    helps: bool | None
     why: str
     saved: float | None
 
+    @property
+    def word(self) -> str:
+        return _WORDS[self.helps]
+
     def __str__(self) -> str:
-        return f"This {'helps' if self.helps else 'will not help you'}: {self.why}"
+        return f"This {self.word}: {self.why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,50 +52,65 @@ class Cost:
 
 def judge(advice: Advice, reuse: float) -> Verdict:
     """What to tell somebody with this working set, of whose requests the share `reuse` asks for a text again."""
-    by_tier = {held.tier: held for held in advice.holdings}
-    below = [held for held in advice.holdings if held.tier is not Tier.GPU]
-    saved = saved_share(advice, reuse)
-    if not reuse:
-        return Verdict(False, "no text is asked for twice, so nothing can be found again.", 0.0)
-    if not below:
-        return Verdict(False, "there is no room for a tier.", 0.0)
-    if not advice.text_bytes:
-        return Verdict(
-            False, f"a text of {advice.tokens} tokens is shorter than one chunk: nothing of it is kept.", 0.0
-        )
-    pool = by_tier.get(Tier.GPU)
-    if pool is not None and pool.hit_rate >= 1:
-        asked = advice.users * advice.tokens
-        why = f"the engine's own pool ({pool.tokens:,} tokens) holds all {asked:,} tokens of the working set. "
-        return Verdict(False, f"{why}Only a restart, or a second replica, would find text in a disk or an L2.", 0.0)
-    loads = [held for held in below if held.load_s is not None]
-    if advice.compute_s is not None and loads and not any(held.text_from for held in loads):
-        return Verdict(False, "loading a text takes as long as computing it, or longer.", 0.0)
-    found = reuse * sum(held.hit_rate for held in below)
+    if (problem := _hopeless(advice, reuse)) is not None:
+        return Verdict(False, problem, 0.0)
+    saved, found = saved_share(advice, reuse), reuse * sum(held.hit_rate for held in _below(advice))
+    pool = advice.pool
     if (found if saved is None else saved) < LITTLE:
         what = f"{found:.1%} of the tokens are found" if saved is None else f"{saved:.1%} of the prefill time is saved"
         return Verdict(False, f"only {what}. Add memory or disk, or route returning users to the same replica.", saved)
-    why = f"{found:.0%} of the prompt tokens are found below the engine's pool"
-    return Verdict(True, f"{why}." if saved is None else f"{why}, which saves {saved:.0%} of the prefill time.", saved)
+    where = "in the tiers" if pool is None else "below the engine's pool"
+    why = f"{found:.0%} of the prompt tokens are found {where}"
+    if saved is None:
+        return Verdict(None, f"{why}; the time saved is unknown without {missing_options(advice)}.", None)
+    if pool is None:
+        unknown = (
+            f"up to {saved:.0%} of the prefill time: the engine's own pool, which is unknown, may hold some of it."
+        )
+        return Verdict(None, f"{why}, which saves {unknown}", saved)
+    return Verdict(True, f"{why}, which saves {saved:.0%} of the prefill time.", saved)
 
 
-def unknown_rates(advice: Advice) -> tuple[Tier, ...]:
-    """Tiers in which something is found, and nobody knows how fast it is loaded."""
-    below = (held for held in advice.holdings if held.tier is not Tier.GPU)
-    return tuple(held.tier for held in below if held.hit_rate and held.load_s is None)
+def _hopeless(advice: Advice, reuse: float) -> str | None:
+    """Why nothing at all is saved, if that is so."""
+    below, pool = _below(advice), advice.pool
+    if not reuse:
+        return "no text is asked for twice, so nothing can be found again."
+    if not below:
+        return "there is no room for a tier."
+    if not advice.text_bytes:
+        return f"a text of {advice.tokens} tokens is shorter than one chunk: nothing of it is kept."
+    if pool is not None and pool.hit_rate >= 1:
+        asked = advice.users * advice.tokens
+        why = f"the engine's own pool ({pool.tokens:,} tokens) holds all {asked:,} tokens of the working set. "
+        return f"{why}Only a restart, or a second replica, would find text in a disk or an L2."
+    loads = [held for held in below if held.load_s is not None]
+    if advice.compute_s is not None and loads and not any(held.text_from for held in loads):
+        return "loading a text takes as long as computing it, or longer."
+    return None
+
+
+def _below(advice: Advice) -> list[Holding]:
+    """The tiers below the engine's pool."""
+    return [held for held in advice.holdings if held.tier is not Tier.GPU]
+
+
+def missing_options(advice: Advice) -> str:
+    """The options that would make the saved time known, as a list in words; "" if it is known."""
+    unknown = [_RATES[held.tier] for held in _below(advice) if held.hit_rate and held.load_s is None]
+    missing = unknown if advice.compute_s else ["--prefill-rate", *unknown]
+    if not missing:
+        return ""
+    *first, last = missing
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def saved_share(advice: Advice, reuse: float) -> float | None:
     """The share of the prefill time that loading saves, against the engine's own pool alone; None if unknown."""
-    if advice.compute_s is None or unknown_rates(advice):
+    if advice.compute_s is None or missing_options(advice):
         return None
-    pool = sum(held.hit_rate for held in advice.holdings if held.tier is Tier.GPU)
-    computed = 1 - reuse * pool
-    gains = (
-        held.hit_rate * max(0.0, 1 - (held.load_s or 0.0) / advice.compute_s)
-        for held in advice.holdings
-        if held.tier is not Tier.GPU
-    )
+    computed = 1 - reuse * advice.pool_hit_rate
+    gains = (held.hit_rate * max(0.0, 1 - (held.load_s or 0.0) / advice.compute_s) for held in _below(advice))
     return reuse * sum(gains) / computed if computed > 0 else 0.0
 
 
@@ -104,7 +129,7 @@ def cost(
     saved = saved_share(advice, reuse)
     if saved is None or advice.compute_s is None:
         return None
-    pool = sum(held.hit_rate for held in advice.holdings if held.tier is Tier.GPU)
+    pool = advice.pool_hit_rate
     usd_per_token = usd_per_hour / 3600 * advice.compute_s / advice.tokens
     without = usd_per_token * (1 - reuse * pool)
     found = Cost(without * 1e6, without * (1 - saved) * 1e6)
