@@ -245,9 +245,10 @@ def test_what_a_cost_lacks_is_named(model: Path) -> None:
 
 
 class Metrics(BaseHTTPRequestHandler):
-    """A server whose metrics page is PAGE."""
+    """A server whose metrics page is `page`."""
 
     token = ""
+    page = PAGE
 
     def do_GET(self) -> None:
         if self.token and self.headers.get("authorization") != f"Bearer {self.token}":
@@ -256,7 +257,7 @@ class Metrics(BaseHTTPRequestHandler):
             return
         self.send_response(200 if self.path == "/metrics" else 404)
         self.end_headers()
-        self.wfile.write(PAGE.encode())
+        self.wfile.write(self.page.encode())
 
     def log_message(self, *_: object) -> None: ...
 
@@ -274,6 +275,29 @@ def test_a_running_servers_figures_are_used(model: Path) -> None:
     assert "no tier was requested" not in flat(done) and "memory available" not in flat(done)  # not this host's
     done = invoke(str(model), "--from-metrics", url)
     assert done.exit_code == 2 and "is the server up" in flat(done)
+
+
+def test_measured_hit_rates_decide_unless_reuse_is_given(model: Path) -> None:
+    """A server with 0.1 % of hits gets no praise for what its tiers could hold, and its cost is that of few hits."""
+
+    class Cold(Metrics):
+        page = PAGE.replace("} 250.0", "} 1.0").replace('tier="ram"} 500000.0', 'tier="ram"} 500000000.0')
+
+    with HTTPServer(("127.0.0.1", 0), Cold) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        words = (str(model), "--from-metrics", url, "--users", "10", "--tokens", "1024", "--ram-rate", "25")
+        words = (*words, "--hourly-price", "4")
+        text = flat(invoke(*words))
+        found = json.loads(invoke(*words, "--json").stdout)
+        reused = flat(invoke(*words, "--reuse", "1"))
+        server.shutdown()
+    assert "This will not help you: only 0.1% of the prefill time is saved." in text
+    assert "Measured hit rates: engine's pool 10.0%, RAM 0.1%\n" in text and "hits as the server measured" in text
+    assert f"Tiers of one engine on the server at {url}" in text
+    assert found["verdict"]["helps"] is False and found["working_set"]["is_measured"]
+    assert found["cost"]["with_tiers"] == pytest.approx(found["cost"]["without"], rel=0.002)
+    assert "This helps: 60% of the prompt tokens" in reused and "not used, since --reuse is given" in reused
 
 
 def test_a_server_that_asks_for_its_token_is_read_with_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

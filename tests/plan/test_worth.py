@@ -169,6 +169,38 @@ def test_an_unknown_pool_bounds_what_is_saved() -> None:
     assert judge(of(50, pool_gib=4), 1.0).helps
 
 
+def test_measured_hits_take_the_place_of_the_working_sets() -> None:
+    """Of each tier below the pool, also of an L2 of unknown size; saved time and cost follow from them."""
+    shape = ModelShape.from_config(models.QWEN_7B)
+    gb_s = 10 * shape.kv_bytes_per_token * 5000 / 1e9  # a tenth of the time that computing takes
+
+    def advice(ram: float, l2: float) -> Advice:
+        return advise(
+            *(TierPlan(500 * GIB, None, None, None, ()), shape),
+            users=100,
+            tokens=10_240,
+            gb_s={Tier.RAM: gb_s, Tier.L2: gb_s},
+            prefill_tokens_per_s=5000,
+            pool_bytes=900 * GIB,
+            hits={Tier.GPU: 0.2, Tier.RAM: ram, Tier.L2: l2},
+        )
+
+    much, little = judge(advice(0.3, 0.1), 1.0), judge(advice(0.001, 0.0), 1.0)
+    assert much.helps and much.saved == pytest.approx(0.4 * 0.9 / 0.8)
+    assert little.helps is False and "only 0.1% of the prefill time" in little.why
+    paid = cost(advice(0.001, 0.0), 1.0, 3600.0)
+    assert paid is not None and paid.with_tiers == pytest.approx(paid.without * (1 - 0.0009 / 0.8))
+    assert paid.without == pytest.approx(0.8 / 5000 * 1e6)
+
+
+def test_a_slow_disk_says_nothing_of_ram() -> None:
+    """Where RAM's rate is unknown, a disk that is slower than computing does not decide that tiers will not help."""
+    shape = ModelShape.from_config(models.QWEN_7B)
+    plan = TierPlan(30 * GIB, DiskChoice(Path("/kv"), 90 * GIB), None, None, ())
+    advice = advise(plan, shape, users=100, tokens=10_240, gb_s={Tier.DISK: 0.01}, prefill_tokens_per_s=5000)
+    assert judge(advice, 1.0).helps is None and "--ram-rate" in judge(advice, 1.0).why
+
+
 def test_a_tier_in_which_nothing_is_found_needs_no_rate() -> None:
     """A disk of unknown speed below RAM for all texts leaves the cost known; one that is needed does not."""
     shape = ModelShape.from_config(models.QWEN_7B)
@@ -250,5 +282,7 @@ def test_a_servers_metrics_are_read() -> None:
     assert told.prefill_tokens_per_s == 4000 and told.gb_s == {Tier.DISK: 2.0} and told.latency_s == {Tier.DISK: 0.002}
     assert told.capacity_tokens == {Tier.RAM: 1000, Tier.GPU: 4096}
     assert told.hits == {Tier.RAM: 0.25, Tier.GPU: 0.1}
+    assert measured(PAGE.replace("250.0", "0.0")).hits == {Tier.RAM: 0.0, Tier.GPU: 0.1}, "none is a measurement"
+    assert measured(PAGE.replace('lookup_tokens_total{engine="0"} 1000', "lookup_tokens_total 0")).hits is None
     with pytest.raises(ConfigError, match="hotspan serve"):
         measured(json.dumps({}))

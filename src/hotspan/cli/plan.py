@@ -3,7 +3,7 @@
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -84,7 +84,7 @@ def _report(
     chosen, pool, l2 = case.sizes(host, configuration)
     rates = case.rates(host, chosen)
 
-    def of(users: int) -> "Advice":
+    def of(users: int, hits: Mapping[Tier, float] | None = None) -> "Advice":
         return advise(
             *(chosen, shape),
             users=users,
@@ -94,9 +94,10 @@ def _report(
             pool_bytes=pool,
             l2_bytes=l2,
             latency_s=rates.latency_s,
+            hits=hits,
         )
 
-    advice = of(options.users)
+    advice = of(options.users, told.hits if options.reuse is None else None)
     paid = price(options.machine, options.hourly_price, options.prices)
     return Report(
         model=model,
@@ -108,10 +109,10 @@ def _report(
         engines=case.engines,
         advice=advice,
         by_users=tuple(of(number) for number in numbers_of_users(options.users)),
-        verdict=judge(advice, options.reuse),
+        verdict=judge(advice, case.reuse),
         price=paid,
         cost=case.cost(paid, advice),
-        measured=dict(told.hits),
+        measured=dict(told.hits or {}),
     )
 
 
@@ -135,6 +136,11 @@ class _Case:
         if self.options.from_metrics is not None:
             return f"the server at {self.options.from_metrics}"
         return self.options.machine or "this machine"
+
+    @property
+    def reuse(self) -> float:
+        """Measured hit rates are shares of all requests, and so are those of a working set unless --reuse is given."""
+        return 1.0 if self.options.reuse is None else self.options.reuse
 
     @property
     def workers(self) -> int:
@@ -263,7 +269,7 @@ class _Case:
         if paid is None:
             return None
         return cost(
-            *(advice, self.options.reuse, paid.usd_per_hour / self.engines),
+            *(advice, self.reuse, paid.usd_per_hour / self.engines),
             requests_per_hour=self.options.requests_per_hour,
             extra_usd=self.options.extra_price / self.engines,
         )

@@ -43,7 +43,12 @@ class PlanOptions:
     )
     users: int = option(100, "Number of texts in the working set.", kind=COUNT)
     tokens: int = option(10_000, "Tokens per text.", kind=COUNT)
-    reuse: float = option(1.0, "Share of requests that ask for a text again, 0 to 1.", kind=FRACTION)
+    reuse: float | None = option(
+        None,
+        "Share of requests that ask for a text again, 0 to 1. Default: 1, or the hit rates that --from-metrics "
+        "measured in the place of those of --users and --tokens.",
+        kind=FRACTION,
+    )
     prefill_rate: float | None = option(
         None,
         "Prefill rate of the engine, in tokens per second. Default: measured, or estimated with --machine.",
@@ -76,8 +81,8 @@ class PlanOptions:
     )
     from_metrics: str | None = option(
         None,
-        "URL of a running `hotspan serve`, whose measured rates, sizes and hit rates are used. Its admin token, if it "
-        "asks for one: HOTSPAN_ADMIN_TOKEN.",
+        "URL of a running `hotspan serve`, whose measured rates, sizes and, without --reuse, hit rates are used. Its "
+        "admin token, if it asks for one: HOTSPAN_ADMIN_TOKEN.",
     )
     json: bool = json_option()
     output: Path | None = option(None, "Write the plan to this JSON file.")
@@ -111,7 +116,8 @@ def configuration_of(model: str, options: PlanOptions, words: Sequence[str]) -> 
     @takes(FLAGS)
     def serve(context: typer.Context, **_flags: Any) -> None: ...
 
-    disk = ("--disk", str(options.disk)) if options.disk is not None and "--disk-gib" in words else ()
+    is_sized = any(word.partition("=")[0] in ("--disk-gib", "--disk-compress") for word in words)
+    disk = ("--disk", str(options.disk)) if options.disk is not None and is_sized else ()
     command = typer.main.get_command(app)
     with command.make_context("serve", [*disk, *words]) as context:
         return load(cast(typer.Context, context), model)

@@ -90,12 +90,12 @@ class Report:
     def holdings(self) -> Table:
         """What each tier holds, from how much text on it pays, and what loading costs beside computing."""
         advice = self.advice
-        rows = []
+        rows, digits = [], 1 if advice.is_measured else 0
         for held in advice.holdings:
             cells = (
-                Cell(f"{held.tokens:,}"),
-                Cell(f"{held.texts:,}"),
-                Cell(f"{held.hit_rate:.0%}"),
+                Cell(f"{held.tokens:,}") if held.bytes else NO_VALUE,
+                Cell(f"{held.texts:,}") if held.bytes else NO_VALUE,
+                Cell(f"{held.hit_rate:.{digits}%}"),
                 NO_VALUE if held.load_s is None else Cell(_time(held.load_s)),
                 NO_VALUE if held.pays_from is None else Cell(f"{held.pays_from:,}"),
                 NO_VALUE if held.text_from is None else Cell(f"{held.text_from:,}"),
@@ -103,10 +103,14 @@ class Report:
             rows.append((_NAMES[held.tier], cells))
         computed = NO_VALUE if advice.compute_s is None else Cell(_time(advice.compute_s))
         rows.append(
-            ("computed", (Cell(""), Cell(""), Cell(f"{1 - advice.hit_rate:.0%}"), computed, Cell(""), Cell("")))
+            (
+                "computed",
+                (Cell(""), Cell(""), Cell(f"{max(0.0, 1 - advice.hit_rate):.{digits}%}"), computed, Cell(""), Cell("")),
+            )
         )
         texts = f"{advice.users:,} text{'s' if advice.users != 1 else ''} of {advice.tokens:,} tokens"
-        title = f"{texts}: {advice.working_set_bytes / GIB:.1f} GiB of KV"
+        hits = "; hits as the server measured" if advice.is_measured else ""
+        title = f"{texts}: {advice.working_set_bytes / GIB:,.1f} GiB of KV{hits}"
         columns = ("tokens", "texts", "hits", "time per text", "pays from", "texts from")
         note = (
             "Pays from: tokens of repeated text that no longer fit the tiers above. "
@@ -119,13 +123,14 @@ class Report:
         said = [("Price", str(self.price) if self.price is not None else _NO_PRICE)]
         if self.measured:
             rates = ", ".join(f"{_NAMES[tier]} {self.measured[tier]:.1%}" for tier in Tier if tier in self.measured)
-            said.insert(0, ("Measured hit rates", rates))
+            unused = "" if self.advice.is_measured else "; not used, since --reuse is given"
+            said.insert(0, ("Measured hit rates", f"{rates}{unused}"))
         if self.price is not None or self.engines > 1:
             said.append(("Share of one engine", self._share()))
         if self.cost is None:
             missing = missing_options(self.advice)
             return [*said, ("Prefill cost and savings", f"unknown: give {missing}")] if missing else said
-        alone = "with the engine's pool alone" if self.advice.pool is not None else "without any cache"
+        alone = "with the engine's pool alone" if self.advice.is_pool_known else "without any cache"
         per = f"{self.cost.without:.3f} USD {alone}, {self.cost.with_tiers:.3f} USD with tiers"
         said.append(("Prefill per million prompt tokens", per))
         if self.cost.engines is not None:
@@ -151,14 +156,20 @@ class Report:
         saved = self.verdict.saved
         cards = [
             Card("Verdict", self.verdict.word, self.verdict.why),
-            Card("Found in a cache", f"{self.advice.hit_rate:.0%}", "of the prompt tokens of this working set"),
+            Card(
+                "Found in a cache",
+                f"{self.advice.hit_rate:.0%}",
+                "of the prompt tokens" if self.advice.is_measured else "of the prompt tokens of this working set",
+            ),
             Card("Prefill time saved", "-" if saved is None else f"{saved:.0%}", "against the engine's pool alone"),
         ]
         parts = [
             card_section(cards),
             table_section(self.holdings()),
             plot_section(
-                "Hit rate by number of users", "Every user is as likely to return as any other.", self._plot()
+                f"Hit rate by number of users{self._estimated}",
+                "Every user is as likely to return as any other.",
+                self._plot(),
             ),
             section("Cost", "Prefill only; answers cost the same.", facts(self.money())),
             section(
@@ -169,9 +180,13 @@ class Report:
         ]
         write_page(path, f"Plan for {self.model}", str(self.verdict), parts)
 
+    @property
+    def _estimated(self) -> str:
+        return ", estimated" if self.advice.is_measured else ""
+
     def _picture(self) -> list[Text]:
         """A bar for each number of users: where their tokens are found."""
-        lines = [Text("Hit rate by number of users", style="bold")]
+        lines = [Text(f"Hit rate by number of users{self._estimated}", style="bold")]
         for each in self.by_users:
             line = Text(f"{each.users:>9,} ")
             done = 0

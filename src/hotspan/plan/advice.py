@@ -21,7 +21,8 @@ LATENCY_S: Final = {Tier.DISK: 0.001, Tier.L2: 0.005}
 class Holding:
     """What one tier holds.
 
-    texts:     of the size asked for. hit_rate: of the working set, what this tier adds to the ones above it.
+    bytes:     0 if unknown, with tokens and texts. texts: of the size asked for.
+    hit_rate:  of the working set, what this tier adds to the ones above it.
     load_s:    to bring one text to RAM, or from RAM to the engine, without latency; None where the rate is not known.
     pays_from: tokens of repeated text from which this tier adds hits: what the tiers above it hold; None if unknown.
     text_from: tokens of the shortest text that loads faster than it is computed; None if none does, or if unknown.
@@ -41,7 +42,8 @@ class Holding:
 class Advice:
     """A working set of `users` texts of `tokens` tokens each, and what becomes of it.
 
-    compute_s: to compute one text; None if nobody said how fast the engine is.
+    compute_s:   to compute one text; None if the engine's rate is unknown.
+    is_measured: the hit rates are those of a server so far, and not of this working set.
     """
 
     users: int
@@ -49,11 +51,17 @@ class Advice:
     text_bytes: int
     holdings: tuple[Holding, ...]
     compute_s: float | None
+    is_measured: bool = False
 
     @property
     def pool(self) -> Holding | None:
         """The engine's own pool; None if it is unknown."""
         return next((held for held in self.holdings if held.tier is Tier.GPU), None)
+
+    @property
+    def is_pool_known(self) -> bool:
+        """Whether what the tiers add to the engine's own pool is known."""
+        return self.pool is not None or self.is_measured
 
     @property
     def pool_hit_rate(self) -> float:
@@ -81,11 +89,13 @@ def advise(
     pool_bytes: int = 0,
     l2_bytes: int = 0,
     latency_s: Mapping[Tier, float] = LATENCY_S,
+    hits: Mapping[Tier, float] | None = None,
 ) -> Advice:
     """What one worker's tiers do for `users` that come back with a text of `tokens` tokens.
 
     gb_s:       rates of the tiers, as far as they are known. latency_s: before the first byte.
     pool_bytes: the engine's own pool; 0 if it is not known. l2_bytes: this worker's part of a shared store.
+    hits:       hit rates that a server measured, by tier; None computes those of the working set.
 
     A tier has a copy of what is in those above it, so what it adds is what it is larger. Users that come round in a
     fixed order fare worse: then what is older than the tier is large is never found.
@@ -97,7 +107,7 @@ def advise(
     above = 0 if pool_bytes else None
     compute_s = tokens / prefill_tokens_per_s if prefill_tokens_per_s else None
     for tier, size in sizes.items():
-        if not size:
+        if not size and not (hits or {}).get(tier):
             continue
         found = max(held, min(1.0, size / (users * text_bytes)) if text_bytes else 0.0)
         rate, latency = (gb_s or {}).get(tier), latency_s.get(tier, 0.0)
@@ -106,10 +116,11 @@ def advise(
         holds = size // chunk * CHUNK_TOKENS
         saved_s = (compute_s - load_s) / tokens if compute_s is not None and load_s is not None else 0.0
         text_from = max(CHUNK_TOKENS, math.ceil(latency / saved_s)) if saved_s > 0 else None
-        holdings.append(Holding(tier, size, holds, texts, found - held, load_s, above, text_from))
+        hit_rate = found - held if hits is None else hits.get(tier, 0.0)
+        holdings.append(Holding(tier, size, holds, texts, hit_rate, load_s, above, text_from))
         held = found
         above = max(above or 0, holds) if above is not None or tier is not Tier.GPU else None
-    return Advice(users, tokens, text_bytes, tuple(holdings), compute_s)
+    return Advice(users, tokens, text_bytes, tuple(holdings), compute_s, hits is not None)
 
 
 def print_plan(

@@ -24,14 +24,14 @@ class Measured:
     """One server. A figure that it does not have yet is None, or not in its mapping.
 
     gb_s, latency_s: of loads, by tier. capacity_tokens: by tier, the engine's pool (gpu) included.
-    hits:            by tier, share of all prompt tokens so far that were found there.
+    hits:            by tier, share of all prompt tokens so far that were found there; None before the first request.
     """
 
     prefill_tokens_per_s: float | None = None
     gb_s: Mapping[Tier, float] = field(default_factory=dict)
     latency_s: Mapping[Tier, float] = field(default_factory=dict)
     capacity_tokens: Mapping[Tier, int] = field(default_factory=dict)
-    hits: Mapping[Tier, float] = field(default_factory=dict)
+    hits: Mapping[Tier, float] | None = None
 
 
 def measured(page: str) -> Measured:
@@ -48,9 +48,10 @@ def measured(page: str) -> Measured:
     if pool := sums.get((POOL, ""), 0.0):
         capacity[Tier.GPU] = pool
     asked = sums.get((_LOOKUPS, ""), 0.0)
-    hits = by_tier(_HITS, asked) if asked else {}
-    if asked and (of_pool := sums.get((_POOL_HITS, ""), 0.0)):
-        hits[Tier.GPU] = min(1.0, of_pool / asked)
+    hits = None
+    if asked:
+        of_pool = min(1.0, sums.get((_POOL_HITS, ""), 0.0) / asked)
+        hits = {**dict.fromkeys(capacity, 0.0), **by_tier(_HITS, asked), Tier.GPU: of_pool}
     return Measured(
         sums.get((_RATE, "")) or None,
         by_tier(_BANDWIDTH, 1e9),

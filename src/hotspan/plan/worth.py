@@ -55,19 +55,19 @@ def judge(advice: Advice, reuse: float) -> Verdict:
     if (problem := _hopeless(advice, reuse)) is not None:
         return Verdict(False, problem, 0.0)
     saved, found = saved_share(advice, reuse), reuse * sum(held.hit_rate for held in _below(advice))
-    pool = advice.pool
+    what = f"of the prompt tokens {'were' if advice.is_measured else 'are'} found "
+    what += "below the engine's pool" if advice.is_pool_known else "in the tiers"
     if (found if saved is None else saved) < LITTLE:
-        what = f"{found:.1%} of the tokens are found" if saved is None else f"{saved:.1%} of the prefill time is saved"
-        return Verdict(False, f"only {what}. Add memory or disk, or route returning users to the same replica.", saved)
-    where = "in the tiers" if pool is None else "below the engine's pool"
-    why = f"{found:.0%} of the prompt tokens are found {where}"
+        little = f"{found:.1%} {what}" if saved is None else f"{saved:.1%} of the prefill time is saved"
+        return Verdict(
+            False, f"only {little}. Add memory or disk, or route returning users to the same replica.", saved
+        )
+    why = f"{found:.0%} {what}"
     if saved is None:
         return Verdict(None, f"{why}; the time saved is unknown without {missing_options(advice)}.", None)
-    if pool is None:
-        unknown = (
-            f"up to {saved:.0%} of the prefill time: the engine's own pool, which is unknown, may hold some of it."
-        )
-        return Verdict(None, f"{why}, which saves {unknown}", saved)
+    if not advice.is_pool_known:
+        some = f"up to {saved:.0%} of the prefill time: the engine's own pool, which is unknown, may hold some of it."
+        return Verdict(None, f"{why}, which saves {some}", saved)
     return Verdict(True, f"{why}, which saves {saved:.0%} of the prefill time.", saved)
 
 
@@ -78,14 +78,14 @@ def _hopeless(advice: Advice, reuse: float) -> str | None:
         return "no text is asked for twice, so nothing can be found again."
     if not below:
         return "there is no room for a tier."
-    if not advice.text_bytes:
+    if not advice.text_bytes and not advice.is_measured:
         return f"a text of {advice.tokens} tokens is shorter than one chunk: nothing of it is kept."
-    if pool is not None and pool.hit_rate >= 1:
+    if pool is not None and pool.hit_rate >= 1 and not advice.is_measured:
         asked = advice.users * advice.tokens
         why = f"the engine's own pool ({pool.tokens:,} tokens) holds all {asked:,} tokens of the working set. "
         return f"{why}Only a restart, or a second replica, would find text in a disk or an L2."
     loads = [held for held in below if held.load_s is not None]
-    if advice.compute_s is not None and loads and not any(held.text_from for held in loads):
+    if loads and not missing_options(advice) and not any(held.text_from for held in loads):
         return "loading a text takes as long as computing it, or longer."
     return None
 
@@ -111,7 +111,7 @@ def saved_share(advice: Advice, reuse: float) -> float | None:
         return None
     computed = 1 - reuse * advice.pool_hit_rate
     gains = (held.hit_rate * max(0.0, 1 - (held.load_s or 0.0) / advice.compute_s) for held in _below(advice))
-    return reuse * sum(gains) / computed if computed > 0 else 0.0
+    return min(1.0, reuse * sum(gains) / computed) if computed > 0 else 0.0
 
 
 def cost(
