@@ -229,6 +229,16 @@ def test_nothing_known_is_no_promise(model: Path) -> None:
     assert json.loads(invoke(*words, "--json").stdout)["verdict"]["helps"] is None
 
 
+def test_compression_is_said_not_to_be_counted(model: Path, tmp_path: Path) -> None:
+    """With --disk-compress always the sizes are the same, and the table says that the disk holds more."""
+    words = (str(model), "--machine", "p4de.24xlarge", "--disk", str(tmp_path / "kv"), "--disk-gib=100")
+    text = flat(invoke(*words, "--disk-compress", "always"))
+    assert "disk compression: not counted: this plan counts uncompressed chunks" in text
+    assert "not counted" not in flat(invoke(*words))
+    refused = invoke(*words[:-1], "--disk-compress", "always")
+    assert refused.exit_code == 2 and "--disk is given without --disk-gib" in flat(refused)
+
+
 def test_a_price_that_nobody_gave_is_asked_for(model: Path) -> None:
     """Without a price list for the machine no cost is made up."""
     done = invoke(str(model), "--machine", "g5.12xlarge", "--users", "10")

@@ -15,6 +15,7 @@ from hotspan.cli.plan_options import EngineOptions, PlanOptions, configuration_o
 from hotspan.config.configuration import Configuration
 from hotspan.config.environment import environment
 from hotspan.config.planned import with_named
+from hotspan.config.settings import CacheSettings
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB, Tier
 from hotspan.plan.host import Host
@@ -177,6 +178,7 @@ class _Case:
         )
         if configuration.cache is not None:
             chosen = with_named(chosen, configuration.cache)
+            chosen = replace(chosen, reasons=(*chosen.reasons, *_compression(configuration.cache)))
         pool = chosen.engine_pool_bytes or 0
         if not options.cpu:
             pool = (engine.pool_bytes or 0) * engine.tp  # vLLM's option is the size on each GPU
@@ -273,6 +275,14 @@ class _Case:
             requests_per_hour=self.options.requests_per_hour,
             extra_usd=self.options.extra_price / self.engines,
         )
+
+
+def _compression(settings: CacheSettings) -> Iterator[Reason]:
+    """Tiers whose chunks are to be compressed, which the plan does not count."""
+    for what, tier in (("disk", settings.disk), ("L2", settings.l2)):
+        if tier is not None and tier.compress == "always":
+            why = "this plan counts uncompressed chunks: the tier holds more, about 1.5 times as many in bfloat16"
+            yield Reason(f"{what} compression", "not counted", why)
 
 
 def _measured(url: str) -> "Measured":
