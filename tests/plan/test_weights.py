@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hotspan.core.errors import ConfigError
-from hotspan.plan.weights import dense_parameters, find_weights, model_directory, weights_bytes
+from hotspan.plan.weights import Weights, dense_parameters, find_weights, model_directory, weights_bytes
 
 from . import models
 
@@ -41,7 +41,8 @@ def test_an_index_without_its_files_gives_the_size(tmp_path: Path) -> None:
     """Where a file of the index is missing, its total counts; with all of them, the files do."""
     index = {"metadata": {"total_size": 5000}, "weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert weights_bytes(tmp_path) == 5000 == find_weights(tmp_path).bytes
+    assert weights_bytes(tmp_path) == 5000
+    assert find_weights(tmp_path) == Weights(5000, "total_size of model.safetensors.index.json")
     write(tmp_path, a_DOT_safetensors=70)
     assert weights_bytes(tmp_path) == 5000
     write(tmp_path, b_DOT_safetensors=30)

@@ -75,6 +75,7 @@ class Report:
     def print(self, console: Console) -> None:
         """Tables, the picture and the verdict."""
         print_plan(self.plan, console, f"Tiers of one engine on {self.where}")
+        console.print()
         holdings = self.holdings()
         console.print(holdings.terminal())
         console.print(holdings.note, style="dim", highlight=False)
@@ -114,7 +115,7 @@ class Report:
         columns = ("tokens", "texts", "hits", "time per text", "pays from", "texts from")
         note = (
             "Pays from: tokens of repeated text that no longer fit the tiers above. "
-            "Texts from: tokens of the shortest text that loads faster than it is computed. -: unknown."
+            "Texts from: tokens of the shortest text that loads faster than it is computed. -: unknown, or none."
         )
         return Table(title, (Group("", columns),), tuple(rows), "tier", note)
 

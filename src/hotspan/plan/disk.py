@@ -56,9 +56,9 @@ class DiskProbe:
 
     def describe(self) -> str:
         """What it lies on and what it does, in words."""
-        words = [f"{self.kind} on {self.medium.value}", f"{self.free_bytes / GIB:.1f} GiB free"]
+        words = [f"{self.kind} on {self.medium.value}", f"{self.free_bytes / GIB:,.1f} GiB free"]
         if self.held_bytes:
-            words.append(f"{self.held_bytes / GIB:.1f} GiB held already")
+            words.append(f"{self.held_bytes / GIB:,.1f} GiB held already")
         if self.read_gb_s is not None and self.write_gb_s is not None:
             words.append(f"reads {self.read_gb_s:.2f} GB/s, writes {self.write_gb_s:.2f} GB/s")
             words.append("direct I/O" if self.is_direct else "no direct I/O: takes page cache")

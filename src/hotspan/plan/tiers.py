@@ -333,4 +333,4 @@ def _count(number: int, noun: str) -> str:
 
 
 def _size(size: int) -> str:
-    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / MIB:.1f} MiB"
+    return f"{size / GIB:,.1f} GiB" if size >= GIB else f"{size / MIB:.1f} MiB"

@@ -69,16 +69,7 @@ def weights_bytes(directory: Path) -> int:
     the index is missing, the size that the index gives counts.
     Raises: OSError if the directory can't be read.
     """
-    index = _index(directory / _INDEX)
-    listed = [directory / name for name in index.files]
-    there = [path for path in listed if path.is_file()]
-    if listed:
-        found = sum(path.stat().st_size for path in there)
-        return found if len(there) == len(listed) else max(found, index.total_bytes)
-    files = list(directory.glob("*.safetensors")) or [
-        path for path in directory.glob("*.bin") if not path.name.startswith(_NO_WEIGHTS)
-    ]
-    return sum(path.stat().st_size for path in files if path.is_file())
+    return _of_files(directory).bytes or 0
 
 
 def find_weights(directory: Path, dtype: str = "auto") -> Weights:
@@ -86,8 +77,9 @@ def find_weights(directory: Path, dtype: str = "auto") -> Weights:
 
     Raises: OSError if the directory can't be read.
     """
-    if size := weights_bytes(directory):
-        return Weights(size, "the model's files, or their index")
+    found = _of_files(directory)
+    if found.bytes:
+        return found
     try:
         parameters = dense_parameters(json.loads((directory / "config.json").read_text()))
     except (OSError, ValueError):
@@ -95,6 +87,23 @@ def find_weights(directory: Path, dtype: str = "auto") -> Weights:
     if parameters is not None:
         return Weights(parameters * (4 if dtype in _FLOAT32 else 2), "computed from config.json")
     return Weights(None, f"there are no weight files, no {_INDEX}, and config.json is not enough for this model")
+
+
+def _of_files(directory: Path) -> Weights:
+    """As `weights_bytes`, with the source."""
+    index = _index(directory / _INDEX)
+    listed = [directory / name for name in index.files]
+    there = [path for path in listed if path.is_file()]
+    files = (
+        there
+        if listed
+        else list(directory.glob("*.safetensors"))
+        or [path for path in directory.glob("*.bin") if not path.name.startswith(_NO_WEIGHTS)]
+    )
+    found = sum(path.stat().st_size for path in files if path.is_file())
+    if len(there) < len(listed) and index.total_bytes > found:
+        return Weights(index.total_bytes, f"total_size of {_INDEX}")
+    return Weights(found, "size of the model's files")
 
 
 def dense_parameters(config: Mapping[str, Any]) -> int | None:
