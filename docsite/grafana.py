@@ -16,7 +16,7 @@ Json = dict[str, Any]
 HIT, LOOKED = "rate(hotspan_cache_hit_tokens_total[5m])", "sum(rate(hotspan_cache_lookup_tokens_total[5m]))"
 
 OVERVIEW = (
-    ("Hit rate", "percentunit", f"sum({HIT}) / {LOOKED}"),
+    ("Hit rate of the tiers", "percentunit", f"sum({HIT}) / {LOOKED}"),
     ("Hit rate by tier", "percentunit", f"sum by (tier) ({HIT}) / ignoring(tier) group_left {LOOKED}"),
     ("Tokens per second that were not computed", "short", f"sum({HIT})"),
     (

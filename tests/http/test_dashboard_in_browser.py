@@ -76,7 +76,7 @@ async def test_a_servers_dashboard(tmp_path: Path) -> None:
         assert [row[:3] for row in rows[1:]] == [
             ["RAM", "up", "46.5 GiB"],
             ["Disk", "up", "812 GiB"],
-            ["L2", "given up", "0 KiB"],
+            ["L2", "down", "0 KiB"],
         ]
         assert [row[6] for row in rows] == ["\N{EN DASH}", "3,317", "57,920", "0"]
         assert "engine's own cache 10.0 %, tiers" in cards
@@ -194,7 +194,7 @@ async def check_sums(tab: Tab, fakes: list[Fake]) -> None:
         ["Engine", "2", "\N{EN DASH}", "22.4 GiB", "53.4 GiB"],
         ["RAM", "2", "up", "93 GiB", "128 GiB"],
         ["Disk", "2", "up", "1,624 GiB", "2,048 GiB"],
-        ["L2, shared", "2", "given up at 2", "0 KiB", "\N{EN DASH}"],
+        ["L2, shared", "2", "down at 2", "0 KiB", "\N{EN DASH}"],
     ]
     assert [rows[0][7], rows[2][7], rows[3][7]] == ["10.0 %", "15.0 %", "2.0 %"]
     note = await tab.run(NOTE.format("tiers"))

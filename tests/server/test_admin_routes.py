@@ -343,7 +343,7 @@ def test_requests_are_recorded_without_tiers_too() -> None:
     engine = FakeEngine()
     assert ask(engine, *ROUTES[-1], cached=False).json == {"rows": [], "running": 0, "dropped": 0}
     reply = ask(engine, "POST", "/hotspan/trace", {"recording": "theirs-0123456789"})
-    assert reply.status == 409 and "else is recording" in reply.json["error"]["message"]
+    assert reply.status == 409 and "another recording" in reply.json["error"]["message"]
     assert ask(engine, "POST", "/hotspan/trace", {"recording": "guessed"}).status == 422
 
 

@@ -90,8 +90,9 @@ def engine(context: typer.Context, **_flags: Any) -> None:
     """Run a workload against an OpenAI-compatible server.
 
     With --check N, N requests are sent again, one at a time, and their answers are compared with those that the server
-    computes without a cache, or from the engine's own prefix cache. The server must support `cache_salt`, as vLLM and hotspan do. Exit status 1 means
-    that a request or the check failed. --json also writes the files of --output, as LMCache's bench does.
+    computes without a cache, or from the engine's own prefix cache. The server must support `cache_salt`, as vLLM and
+    hotspan do. Exit status 1 means that a request or the check failed. --json also writes the files of --output, as
+    LMCache's bench does.
     """
     from hotspan.bench.figures import Condition, broken
 

@@ -261,7 +261,7 @@ class Gateway:
     async def _warm(self, exchange: Exchange) -> str:
         raise HttpError(
             501,
-            "a router warms nothing by itself: run `hotspan cache warm --server` with its address, which sends each "
+            "the router does not run warm-ups: run `hotspan cache warm --server` with its address, which sends each "
             "text to the replica that is chosen for it, or ask one replica",
         )
 
