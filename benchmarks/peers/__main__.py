@@ -9,10 +9,12 @@ them runs one system at a time:
 
     query     each document is stored, then a question about each is asked of the three in turn: CPU-seconds of all
               their processes until they rest, and TTFT, as ratios within the seconds of one question
-    restart   of a system with files: all its processes end in order and start anew; how many tokens are hits
-    flipped   one bit in each 4 KiB of its files is flipped while it runs: hits are damaged bytes that were served
-    killed    all its processes are killed just after new documents were answered, while they are written: after a
-              start, answers that differ from the engine's own were made from torn bytes
+    restart   of a system with files or a Redis server: all its processes end in order and start anew, Redis runs on;
+              how many tokens are hits
+    flipped   one bit in each 4 KiB of its files, or of its values in Redis, is flipped while it runs: hits are damaged
+              bytes that were served
+    killed    all its processes but Redis are killed just after new documents were answered, while they are written:
+              after a start, answers that differ from the engine's own were made from torn bytes
 """
 
 import asyncio
@@ -25,7 +27,6 @@ from benchmarks.harness import arguments
 from benchmarks.peers.measure import Asked, compare
 from benchmarks.peers.systems import SYSTEMS, Place, Sizes, start
 from hotspan.bench.machine import write_results
-from hotspan.core.addresses import free_port
 from hotspan.core.aftermath import Aftermath
 from hotspan.demo.model import make_demo_model
 from hotspan.demo.plan import DemoSizes, EngineSettings, usable_threads
@@ -39,9 +40,7 @@ async def measure(names: list[str], model: Path, work: Path, sizes: Sizes, after
     engine = EngineSettings(max_model_len=sizes.demo.request_tokens, threads=usable_threads(), dtype="float32")
 
     def place(name: str) -> Place:
-        directory = work / name
-        directory.mkdir()
-        return Place(model, directory, sizes, {"beside": free_port(), "beside page": free_port()})
+        return Place.below(work, name, model, sizes)
 
     results: dict[str, Any] = {}
     async with AsyncExitStack() as stack:
@@ -113,6 +112,8 @@ def main() -> None:
     print(table(results))
     if options.output:
         command = f"python -m benchmarks.peers --documents {demo.documents} --document-tokens {demo.document_tokens}"
+        if options.systems != every:
+            command += f" --systems {' '.join(options.systems)}"
         write_results(options.output, "peers", command=command, systems=results)
 
 

@@ -4,13 +4,11 @@ import asyncio
 import signal
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
-import numpy as np
-
+from benchmarks.peers.stores import Store
 from benchmarks.peers.systems import Place, Running, System, start
 from hotspan.bench.client import OpenAIClient
 from hotspan.bench.counters import ProcessTreeCpu, settled_seconds
@@ -20,7 +18,6 @@ from hotspan.bench.workloads.texts import fitted_prose
 from hotspan.core.aftermath import Aftermath
 from hotspan.demo.plan import EngineSettings
 
-PAGE: Final = 4096
 _TIMEOUT_S: Final = 600.0
 _QUESTIONS: Final = (
     "What is its main subject, in one sentence?",
@@ -30,14 +27,15 @@ _QUESTIONS: Final = (
 )
 
 Answered = dict[str, Any]
+Begin = Callable[[], Awaitable[Running]]
 
 
 class Asked:
-    """A running system as a client sees it, with the CPU clocks of all its processes."""
+    """A running system as a client sees it, with the CPU clocks of all its processes and of its store's."""
 
-    def __init__(self, running: Running) -> None:
+    def __init__(self, running: Running, store: Store | None = None) -> None:
         self.running = running
-        self._clocks = [ProcessTreeCpu(pid) for pid in running.pids]
+        self._clocks = [ProcessTreeCpu(pid) for pid in (*running.pids, *(store.pids if store else ()))]
         self._client = OpenAIClient(f"http://127.0.0.1:{running.server.port}", "", _TIMEOUT_S, time.monotonic)
         self._model = ""
 
@@ -91,22 +89,32 @@ async def compare(
     more: Sequence[str],
 ) -> dict[str, Any]:
     """Everything about one system. `none` and `bound` run beside it all the time, and `bound` has all texts."""
-    running = await asyncio.to_thread(start, system, place, engine, aftermath)
-    found: dict[str, Any] = {"title": system.title}
+    begin = partial(asyncio.to_thread, start, system, place, engine, aftermath)
+    with system.store(place, aftermath) as store:
+        return {"title": system.title} | await _compared(begin, store, none, bound, texts, more)
+
+
+async def _compared(
+    begin: Begin, store: Store | None, none: Asked, bound: Asked, texts: Sequence[str], more: Sequence[str]
+) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    running = await begin()
     try:
-        async with Asked(running) as asked:
+        async with Asked(running, store) as asked:
             for n in range(2):
                 await asked.ask(f"Warm-up {n}: {prose(n, 300)}", 4)
             stored = [await asked.ask(text, 1, timed=True) for text in texts]
             found["stored_cpu_s"] = statistics.median(row["cpu_s"] for row in stored)
             found["rows"] = await _beside(asked, none, bound, texts)
         found["query"] = _ratios(found["rows"])
-        if system.has_store:
+        if store is not None:
             await asyncio.to_thread(running.end, signal.SIGTERM)
-            running = await asyncio.to_thread(start, system, place, engine, aftermath)
+            running = await begin()
             found["restart"] = await _checked(running, none, bound, [question(text, 1) for text in texts])
-            found["flipped"] = await _flipped(running, none, bound, place, [question(text, 2) for text in texts])
-            running = await _killed(running, system, place, engine, aftermath, more)
+            pages = await asyncio.to_thread(store.flip)
+            asks = [question(text, 2) for text in texts]
+            found["flipped"] = {"pages": pages} | await _checked(running, none, bound, asks)
+            running = await _killed(running, store, begin, more)
             asks = [question(text, 3) for text in (*texts, *more)]
             found["killed"] = await _checked(running, none, bound, asks)
     finally:
@@ -162,43 +170,16 @@ async def _checked(running: Running, none: Asked, bound: Asked, asks: Sequence[s
     }
 
 
-async def _flipped(running: Running, none: Asked, bound: Asked, place: Place, asks: Sequence[str]) -> dict[str, Any]:
-    """One bit in every page of every file of the store is another; the server runs on."""
-    pages = await asyncio.to_thread(flip, place.store)
-    return {"pages": pages} | await _checked(running, none, bound, asks)
-
-
-def flip(store: Path) -> int:
-    """Flip the highest bit of the exponent of one float32 or bfloat16 number in each page of large files.
-
-    Large are files of a mebibyte and more.
-
-    Returns: how many pages.
-    """
-    pages = 0
-    for path in sorted(store.rglob("*")):
-        if path.is_file() and path.stat().st_size >= 1 << 20:
-            data = np.memmap(path, np.uint8, "r+")
-            data[PAGE // 2 + 3 :: PAGE] ^= 0x40
-            data.flush()
-            pages += -(-len(data) // PAGE)
-    return pages
-
-
-async def _killed(
-    running: Running, system: System, place: Place, engine: EngineSettings, aftermath: Aftermath, more: Sequence[str]
-) -> Running:
+async def _killed(running: Running, store: Store, begin: Begin, more: Sequence[str]) -> Running:
     """Every process is killed at the answer to the last of some new texts, while its KV is being written; then anew.
 
     The store is emptied first: its bytes were damaged.
     """
     await asyncio.to_thread(running.end, signal.SIGTERM)
-    for path in sorted(place.store.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    running = await asyncio.to_thread(start, system, place, engine, aftermath)
-    async with AsyncExitStack() as stack:
-        asked = await stack.enter_async_context(Asked(running))
+    await asyncio.to_thread(store.clear)
+    running = await begin()
+    async with Asked(running) as asked:
         for text in more:
             await asked.ask(text, 1)
         await asyncio.to_thread(running.end, signal.SIGKILL)
-    return await asyncio.to_thread(start, system, place, engine, aftermath)
+    return await begin()

@@ -1,93 +1,23 @@
 """The systems that are compared: how each is started over the same model with the same engine arguments."""
 
 import json
-import os
 import signal
-import socket
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
+from benchmarks.peers.child import Child
+from benchmarks.peers.stores import Files, Opened, redis_server
 from hotspan.core.addresses import free_port
 from hotspan.core.aftermath import Aftermath
 from hotspan.demo.plan import DemoSizes, EngineSettings
 
-READY_S: Final = 300.0
-_POLL_S: Final = 0.25
 # The pool's blocks are given: the engine needn't have most of the memory. Hashes of texts are equal in all systems.
 _ALONE: Final = {"VLLM_CPU_KVCACHE_SPACE": "2", "PYTHONHASHSEED": "0"}
 _PYTHON: Final = (sys.executable, "-m")
-
-
-class Child:
-    """A process group that serves a port; its output goes to a log. Leaving the context ends it."""
-
-    def __init__(
-        self, command: Sequence[str], port: int, log: Path, aftermath: Aftermath, environment: Mapping[str, str]
-    ) -> None:
-        self.port = port
-        self._log = log
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                command,
-                env={**os.environ, **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        aftermath.end(self._process.pid, is_group=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end(signal.SIGTERM)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def wait(self, page: str) -> None:
-        """Until the port is open, and `page` answers 200 if there is one."""
-        deadline = time.monotonic() + READY_S
-        while not self._answers(page):
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"not ready: {' '.join(map(str, self._process.args))}\nIts log is {self._log}")
-            time.sleep(_POLL_S)
-
-    def end(self, how: signal.Signals) -> None:
-        """SIGTERM goes to the process and is waited for; SIGKILL goes to its group."""
-        if self._process.poll() is None:
-            if how is signal.SIGTERM:
-                self._process.terminate()
-                try:
-                    self._process.wait(60)
-                except subprocess.TimeoutExpired:
-                    how = signal.SIGKILL
-            if how is signal.SIGKILL:
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-
-    def _answers(self, page: str) -> bool:
-        try:
-            if not page:
-                socket.create_connection(("127.0.0.1", self.port), timeout=2).close()
-                return True
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{page}", timeout=2) as response:
-                return bool(response.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +43,31 @@ class Place:
     sizes: Sizes
     ports: Mapping[str, int]
 
+    @classmethod
+    def below(cls, work: Path, name: str, model: Path, sizes: Sizes) -> Self:
+        """A directory of that name in `work`, and free ports."""
+        (work / name / "store").mkdir(parents=True)
+        return cls(model, work / name, sizes, {port: free_port() for port in ("beside", "beside page", "redis")})
+
+    @property
+    def redis(self) -> str:
+        return f"redis://127.0.0.1:{self.ports['redis']}"
+
     @property
     def store(self) -> Path:
         return self.work / "store"
+
+
+def in_files(place: Place, aftermath: Aftermath) -> Opened:
+    return nullcontext(Files(place.store))
+
+
+def in_redis(place: Place, aftermath: Aftermath) -> Opened:
+    return redis_server(place.ports["redis"], place.work / "redis.log", aftermath)
+
+
+def in_memory(place: Place, aftermath: Aftermath) -> Opened:
+    return nullcontext()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +76,8 @@ class System:
 
     arguments:   of the engine's server, beside those that all have
     environment: the server's
-    beside:      another process that must run first: its command and the page that tells when it is ready
-    has_store:   whether it keeps KV in files below `Place.store`, which a restart may find
+    beside:      another process of the system that must run first: its command and the page that tells when it is ready
+    store:       opens where it keeps KV that a restart may find: files below `Place.store`, a Redis server, or nothing
     by_hotspan:  `hotspan serve`, else vLLM's server
     whole_pool:  the engine's own pool holds all documents
     """
@@ -134,7 +86,7 @@ class System:
     arguments: Callable[[Place], tuple[str, ...]] = lambda place: ()
     environment: Callable[[Place], Mapping[str, str]] = lambda place: {}
     beside: Callable[[Place], tuple[tuple[str, ...], str]] | None = None
-    has_store: bool = False
+    store: Callable[[Place, Aftermath], Opened] = in_memory
     by_hotspan: bool = False
     whole_pool: bool = False
 
@@ -163,7 +115,6 @@ def start(system: System, place: Place, engine: EngineSettings, aftermath: After
     """Start a system and wait until it serves."""
     with ExitStack() as stack:
         beside = None
-        place.store.mkdir(parents=True, exist_ok=True)
         if system.beside is not None:
             command, page = system.beside(place)
             beside = stack.enter_context(
@@ -218,8 +169,9 @@ def _lmcache_server(place: Place, ram_gib: float, *more: str) -> tuple[tuple[str
     return command, "/healthcheck"
 
 
-def _lmcache_files(directory: Path) -> str:
-    return json.dumps({"type": "fs", "base_path": str(directory), "use_odirect": True})
+def _lmcache_l2(place: Place, kind: str, **adapter: Any) -> tuple[tuple[str, ...], str]:
+    # With less room the LMCache server's prefetches find no place and nothing is a hit.
+    return _lmcache_server(place, 2 * place.sizes.in_flight, "--l2-adapter", json.dumps({"type": kind, **adapter}))
 
 
 def _lmcache_client(place: Place) -> tuple[str, ...]:
@@ -227,10 +179,6 @@ def _lmcache_client(place: Place) -> tuple[str, ...]:
         "LMCacheMPConnector",
         **{"lmcache.mp.host": "tcp://localhost", "lmcache.mp.port": place.ports["beside"]},
     )
-
-
-def _redis(place: Place) -> tuple[tuple[str, ...], str]:
-    return ("redis-server", "--port", str(place.ports["beside"]), "--save", "", "--bind", "127.0.0.1"), ""
 
 
 def _daemon(place: Place) -> tuple[tuple[str, ...], str]:
@@ -257,7 +205,7 @@ SYSTEMS: Final[Mapping[str, System]] = {
     "hotspan-disk": System(
         title="hotspan, disk",
         by_hotspan=True,
-        has_store=True,
+        store=in_files,
         arguments=lambda p: (
             *_gib(p.sizes.in_flight),
             *("--disk", str(p.store), "--disk-gib", str(2 * p.sizes.everything)),
@@ -266,8 +214,8 @@ SYSTEMS: Final[Mapping[str, System]] = {
     "hotspan-redis": System(
         title="hotspan, Redis",
         by_hotspan=True,
-        beside=_redis,
-        arguments=lambda p: (*_gib(p.sizes.in_flight), "--l2", f"redis://127.0.0.1:{p.ports['beside']}"),
+        store=in_redis,
+        arguments=lambda p: (*_gib(p.sizes.in_flight), "--l2", p.redis),
     ),
     "hotspan-daemon": System(
         title="hotspan, node daemon",
@@ -282,7 +230,7 @@ SYSTEMS: Final[Mapping[str, System]] = {
     "vllm-ram": System(title="vLLM's offloading, RAM", arguments=_native),
     "vllm-fs": System(
         title="vLLM's offloading, files",
-        has_store=True,
+        store=in_files,
         arguments=lambda p: _native(p, {"type": "fs", "root_dir": str(p.store)}),
     ),
     "lmcache-ram": System(
@@ -292,7 +240,7 @@ SYSTEMS: Final[Mapping[str, System]] = {
     ),
     "lmcache-disk": System(
         title="LMCache in process, disk",
-        has_store=True,
+        store=in_files,
         arguments=lambda p: _connector("LMCacheOnCpu", "benchmarks.peers.lmcache_on_cpu"),
         environment=lambda p: _lmcache(
             p,
@@ -304,11 +252,9 @@ SYSTEMS: Final[Mapping[str, System]] = {
     ),
     "lmcache-redis": System(
         title="LMCache in process, Redis",
-        beside=_redis,
+        store=in_redis,
         arguments=lambda p: _connector("LMCacheOnCpu", "benchmarks.peers.lmcache_on_cpu"),
-        environment=lambda p: _lmcache(
-            p, p.sizes.in_flight, remote_url=f"redis://127.0.0.1:{p.ports['beside']}", remote_serde="naive"
-        ),
+        environment=lambda p: _lmcache(p, p.sizes.in_flight, remote_url=p.redis, remote_serde="naive"),
     ),
     "lmcache-mp-ram": System(
         title="LMCache multi-process, RAM",
@@ -317,16 +263,14 @@ SYSTEMS: Final[Mapping[str, System]] = {
     ),
     "lmcache-mp-disk": System(
         title="LMCache multi-process, files",
-        has_store=True,
-        beside=lambda p: _lmcache_server(
-            # With less room the LMCache server's prefetches find no place and nothing is a hit.
-            *(
-                p,
-                2 * p.sizes.in_flight,
-                "--l2-adapter",
-                _lmcache_files(p.store),
-            ),
-        ),
+        store=in_files,
+        beside=lambda p: _lmcache_l2(p, "fs", base_path=str(p.store), use_odirect=True),
+        arguments=_lmcache_client,
+    ),
+    "lmcache-mp-redis": System(
+        title="LMCache multi-process, Redis",
+        store=in_redis,
+        beside=lambda p: _lmcache_l2(p, "resp", host="127.0.0.1", port=p.ports["redis"]),
         arguments=_lmcache_client,
     ),
 }
