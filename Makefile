@@ -106,7 +106,7 @@ LMCACHE_NEEDS := aiofile aiofiles blake3 cachetools grpcio msgspec nvtx opentele
 	@.venv-peers/bin/python -m pip install --disable-pip-version-check --no-deps lmcache==$(LMCACHE) $(BRIEFLY)
 	@touch $@
 .PHONY: peers
-peers: .venv-peers/.lmcache-$(LMCACHE) servers  ## hotspan beside vLLM alone, vLLM's offloading and LMCache (about 40 minutes; wants a quiet machine)
+peers: .venv-peers/.lmcache-$(LMCACHE) servers  ## hotspan beside vLLM alone, vLLM's offloading and LMCache (about 50 minutes; wants a quiet machine)
 	@.venv-peers/bin/python -m benchmarks.peers --output benchmarks/results/peers.json
 
 .PHONY: streams arrivals

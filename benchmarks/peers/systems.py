@@ -170,8 +170,11 @@ def _lmcache_server(place: Place, ram_gib: float, *more: str) -> tuple[tuple[str
 
 
 def _lmcache_l2(place: Place, kind: str, **adapter: Any) -> tuple[tuple[str, ...], str]:
-    # With less room the LMCache server's prefetches find no place and nothing is a hit.
-    return _lmcache_server(place, 2 * place.sizes.in_flight, "--l2-adapter", json.dumps({"type": kind, **adapter}))
+    # A prefetch evicts nothing: with less than a whole request free it fails, and nothing is a hit. The server keeps
+    # half of its RAM free, instead of LMCache's default of a fifth.
+    room = ("--eviction-trigger-watermark", "0.5")
+    l2 = ("--l2-adapter", json.dumps({"type": kind, **adapter}))
+    return _lmcache_server(place, 2 * place.sizes.in_flight, *room, *l2)
 
 
 def _lmcache_client(place: Place) -> tuple[str, ...]:
