@@ -59,12 +59,16 @@ def _version(distribution: str) -> str:
 
 
 def _commit(directory: Path) -> str:
-    """The commit of the checkout that hotspan runs from, "+" if files differ from it; "" for an installed package."""
+    """The commit of the checkout that hotspan runs from, "+" if files differ from it; "" for an installed package.
+
+    Results that were written just before do not count, nor what is not in the repository.
+    """
     if not any((parent / ".git").exists() for parent in directory.parents[:4]):
         return ""
     try:
         commit = _git(directory, "rev-parse", "--short=12", "HEAD")
-        return commit + ("+" if _git(directory, "status", "--porcelain") else "")
+        changed = _git(directory, "status", "--porcelain", "-uno", "--", ":(top)", ":(top,exclude)benchmarks/results")
+        return commit + ("+" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return ""
 
