@@ -105,7 +105,9 @@ def main() -> int:
         print(f"{name:14} {statistics.median(rates[name]):.2f} GB/s, {each['of_fio']:.2f} of fio")
     if options.output:
         settings = {name: value for name, value in vars(options).items() if name != "output"}
-        write_results(options.output, "disk-writes", settings=settings, figures=figures)
+        write_results(
+            options.output, "disk-writes", "python -m benchmarks.disk_writes", settings=settings, figures=figures
+        )
     return 0
 
 
