@@ -55,10 +55,10 @@ def sized(workload: str, requests: int, tokens: int) -> dict[str, int]:
     return own | {"rag-num-questions": requests, "rag-max-output-length": OUTPUT_TOKENS}
 
 
-def played(url: str, model: Path, workload: str, sizes: dict[str, int], output: Path) -> dict[str, Any]:
+def played(url: str, workload: str, sizes: dict[str, int], output: Path) -> dict[str, Any]:
     """The summary of the timed round."""
     command = [sys.executable, "-m", "hotspan", "bench", "engine", "--workload", workload]
-    command += ["--engine-url", url, "--model-config", str(model), "--no-csv", "--quiet", "--output", str(output)]
+    command += ["--engine-url", url, "--no-csv", "--quiet", "--output", str(output)]
     command += [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
     subprocess.run([*command, "--json"], check=True, stdout=subprocess.DEVNULL)
     return dict(json.loads((output / "bench_summary.json").read_text())["results"])
@@ -79,7 +79,7 @@ def measure(workload: str, mode: str, model: Path, requests: int, tokens: int, w
         ServerProcess(command, engine.environment(), port, work / f"{mode}.log", aftermath) as server,
     ):
         server.wait_until_ready(READY_S, lambda waited, line: None)
-        results = played(server.url, model, workload, sized(workload, requests, tokens), work / mode)
+        results = played(server.url, workload, sized(workload, requests, tokens), work / mode)
         counts = blend_counters(server.url)
     if results["failed_requests"] or counts.get("blended", 0) > requests:
         raise SystemExit(f"{mode}: requests failed, or warm-ups were blended, too: {results} {counts}")

@@ -16,7 +16,7 @@ from hotspan.bench.config import BenchConfig
 from hotspan.bench.records import Loop, RequestRecord, RoundName
 from hotspan.bench.workloads import WORKLOADS
 from hotspan.bench.workloads.base import OpenLoop, Prompt, Round, Scale
-from hotspan.bench.workloads.questions import Case, read_cases
+from hotspan.bench.workloads.questions import Case, Question, read_cases
 from hotspan.bench.workloads.sessions import due_times
 from hotspan.core.errors import ConfigError
 
@@ -105,7 +105,7 @@ def test_the_permutators_orders_differ() -> None:
     assert len({part[0] for part in parts}) == len({part[-1] for part in parts}) == 1
     assert len({frozenset(part[1:-1]) for part in parts}) == 1 and len({tuple(part) for part in parts}) == 6
     with pytest.raises(ConfigError, match="has 6 orders"):
-        config("long-doc-permutator", **flat | {"ldp_num_permutations": 5})
+        rounds(config("long-doc-permutator", **flat | {"ldp_num_permutations": 5}))
 
 
 def test_questions_have_their_answers_in_the_documents() -> None:
@@ -149,8 +149,9 @@ def test_questions_from_a_file(tmp_path: Path) -> None:
 def test_questions_from_published_datasets(record: dict[str, object], tmp_path: Path) -> None:
     """Records of MuSiQue, HotpotQA in both forms, RAGAS and CacheBlend have their documents, question and answers."""
     (tmp_path / "data.json").write_text(json.dumps([record, record]))
-    assert read_cases(tmp_path / "data.json", 1) == [Case(("T\none", "two"), (("Q?", ("A", "B"), "question"),))]
-    assert len(read_cases(tmp_path / "data.json", 50)) == 2
+    question = Question("Q?", ("A", "B"), "question", "0")
+    assert read_cases(tmp_path / "data.json", 1) == [Case(("T\none", "two"), (question,))]
+    assert [case.questions[0].sample_id for case in read_cases(tmp_path / "data.json", 50)] == ["0", "1"]
 
 
 @pytest.mark.parametrize(

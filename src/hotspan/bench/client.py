@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from types import TracebackType
+from dataclasses import dataclass, field
+from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
 
 import aiohttp
@@ -90,12 +90,22 @@ class OpenAIClient:
         except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError):
             return None
 
-    async def chat(self, prompt: Prompt, order: int, model: str, *, ignore_eos: bool, salt: str = "") -> RequestRecord:
+    async def chat(
+        self,
+        prompt: Prompt,
+        order: int,
+        model: str,
+        *,
+        ignore_eos: bool,
+        salt: str = "",
+        more: Mapping[str, Any] = MappingProxyType({}),
+    ) -> RequestRecord:
         """Stream one answer and time it. A failure of any kind is a record with its error.
 
-        salt: vLLM's `cache_salt`: what was stored under another one is not found.
+        salt: vLLM's `cache_salt`: what was stored under another one is not found. more: of the request's body.
         """
         body: dict[str, Any] = {
+            **more,
             "model": model,
             "messages": [message._asdict() for message in prompt.messages],
             "max_tokens": prompt.max_tokens,
@@ -107,8 +117,7 @@ class OpenAIClient:
             body["ignore_eos"] = True
         if salt:
             body["cache_salt"] = salt
-        record = await self.stream(body, StreamedAnswer(), prompt.request_id, order)
-        return replace(record, is_right=prompt.is_right(record.answer), f1=prompt.f1(record.answer))
+        return prompt.scored(await self.stream(body, StreamedAnswer(), prompt.request_id, order))
 
     async def stream(
         self,

@@ -34,7 +34,10 @@ class BenchConfig:
         kind=NATURAL,
     )
     model_config: str = option(
-        "", "Directory with the model's config.json. Default: the directory that the server reports, if it is local."
+        "",
+        "Directory with the model's config.json. Default: the directory that the server reports, if it is local. If "
+        "it is given and has a tokenizer.json, long-doc-permutator, prefix-suffix-tuner and (with --rag-dataset) "
+        "rag-qa-quality send the requests that LMCache's bench makes with that tokenizer.",
     )
     lmcache_url: str = option(
         "", "URL of an LMCache server's HTTP port, which tells the tokens per GiB. Default: not asked."

@@ -111,4 +111,6 @@ def results_of(query: RoundResult) -> dict[str, Any]:
         "goodput": s.goodput,
         "quality": s.quality,
         "f1": s.f1,
+        "parse_rate": s.parse_rate,
+        "parsed_f1": s.parsed_f1,
     }

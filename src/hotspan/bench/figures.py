@@ -22,7 +22,7 @@ _HIT_RATES: Final = tuple(f"hit_rate_{name}" for name in (*(tier.value for tier 
 _SHOWN: Final = (
     *("mean_ttft_ms", "p50_ttft_ms", "p90_ttft_ms", "p99_ttft_ms", "p99_ttft_from_due_ms", "mean_itl_ms", "p99_itl_ms"),
     *("mean_request_latency_ms", "elapsed_time", "input_throughput", "output_throughput", "goodput", "success_rate"),
-    *("quality", "f1", "cached_rate", *_HIT_RATES),
+    *("quality", "f1", "parse_rate", "parsed_f1", "cached_rate", *_HIT_RATES),
 )
 _EMPTY: Final = RoundResult(RoundName.QUERY, summarize((), 0.0, None, None), ())
 _CONDITION: Final = re.compile(r"\s*(\w+)\s*(<=|>=|<|>)\s*([0-9.]+(?:e-?[0-9]+)?)\s*(x?)\s*")

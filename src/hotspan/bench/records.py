@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from hotspan.bench.scores import final_answer
 from hotspan.core.errors import ConfigError
 
 
@@ -121,6 +122,12 @@ class RequestRecord:
     due_time: float | None = None  # None: the schedule named no time
     is_right: bool | None = None  # None: no answer to it is known
     f1: float | None = None  # of the answer's words against a known answer's
+    sample_id: str = ""  # of a question in a dataset whose answer is to be in tags
+
+    @property
+    def is_parsed(self) -> bool:
+        """Whether the answer ends with a complete `<final_answer>`."""
+        return self.successful and bool(final_answer(self.answer))
 
     @property
     def ttft(self) -> float:
@@ -205,6 +212,8 @@ class RoundSummary:
     within_slo:      requests that kept the objective; None where there was none.
     scored, right:   requests whose right answers are known, and those that were answered so; a failure is not.
     f1:              mean over the requests whose right answers are known; a failure's is 0.
+    parsed:          of the scored requests, those with a complete `<final_answer>`; None where none is asked for.
+    parsed_f1:       mean F1 of these.
     """
 
     requests: int
@@ -230,6 +239,12 @@ class RoundSummary:
     scored: int = 0
     right: int = 0
     f1: float | None = None
+    parsed: int | None = None
+    parsed_f1: float | None = None
+
+    @property
+    def parse_rate(self) -> float | None:
+        return None if self.parsed is None else self.parsed / self.scored
 
     @property
     def quality(self) -> float | None:
@@ -262,7 +277,7 @@ class RoundSummary:
 
     def to_json(self) -> dict[str, Any]:
         """The figures as JSON, the derived ones included."""
-        return _with_derived(self, "hit_rates", "cached_rate", "success_rate", "goodput", "quality")
+        return _with_derived(self, "hit_rates", "cached_rate", "success_rate", "goodput", "quality", "parse_rate")
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,6 +249,8 @@ def _figures(rounds: Sequence[RoundResult]) -> Iterator[tuple[str, Callable[[Rou
     yield "output (tok/s)", number(attrgetter("output_throughput"), "{:,.1f}")
     yield "right answers", number(attrgetter("quality"), "{:.1%}")
     yield "F1 of answers", number(attrgetter("f1"), "{:.3f}")
+    yield "answers in tags", number(attrgetter("parse_rate"), "{:.1%}")
+    yield "F1 of answers in tags", number(attrgetter("parsed_f1"), "{:.3f}")
     yield "goodput (requests/s)", number(attrgetter("goodput"), "{:.3f}")
     yield "CPU-seconds", number(attrgetter("cpu_s"), "{:.1f}")
     for tier in tiers_of(rounds):

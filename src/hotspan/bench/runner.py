@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
 from hotspan.bench.client import OpenAIClient
@@ -17,6 +18,7 @@ from hotspan.bench.kv_size import tokens_per_gib
 from hotspan.bench.machine import machine_facts
 from hotspan.bench.records import AnswerCheck, BenchResult, RequestRecord, RoundName, RoundResult, TimedUse
 from hotspan.bench.summary import summarize
+from hotspan.bench.tokenizer import TOKENIZER_FILE, ModelTokenizer
 from hotspan.bench.workloads.base import ClosedLoop, Prompt, Round, RunClock
 from hotspan.core.errors import ConfigError
 
@@ -64,14 +66,26 @@ async def play_rounds(
         progress.found(await look_first(config, client))
         config = await resolve(config, client)
         progress.preparing("making the texts")
-        rounds = await config.options.rounds(
-            config.scale, config.seed, lambda text: client.count_tokens(config.model, text)
-        )
+        rounds = await _rounds(config, client, progress)
         player = _Player(config, client, clock, cpu, progress)
         await player.start()
         played = tuple([await player.play(config.paced(each)) for each in rounds if each.name in config.played])
         check = await _checked(config, client, rounds, progress) if config.check else None
     return BenchResult(config.to_flat(), played, started_at, command, machine_facts(), check)
+
+
+async def _rounds(config: BenchConfig, client: OpenAIClient, progress: Progress) -> Sequence[Round]:
+    """The workload's rounds, with a tokenizer where they take one and --model-config has it."""
+    options, directory = config.options, Path(config.model_config)
+    if options.takes_tokenizer:
+        tokenizer = ModelTokenizer.load(directory) if config.model_config else None
+        if tokenizer is not None:
+            progress.found(f"requests: those of LMCache's bench, with the tokenizer of {directory}")
+            return options.token_rounds(config.scale, config.seed, tokenizer)
+        progress.found(
+            f"requests: those without a tokenizer, as --model-config names no directory with {TOKENIZER_FILE}"
+        )
+    return await options.rounds(config.scale, config.seed, lambda text: client.count_tokens(config.model, text))
 
 
 async def _checked(
@@ -82,7 +96,8 @@ async def _checked(
     (questions,) = (r for r in rounds if isinstance(r, ClosedLoop) and r.name is RoundName.CHECK)
 
     async def ask(prompt: Prompt, salt: str = "") -> RequestRecord:
-        return await client.chat(prompt, 0, config.model, ignore_eos=config.ignore_eos, salt=salt or config.salt)
+        salt, more = salt or config.salt, config.options.body
+        return await client.chat(prompt, 0, config.model, ignore_eos=config.ignore_eos, salt=salt, more=more)
 
     count = min(config.check, len(questions.prompts))  # spread evenly over them
     return await _compared([questions.prompts[index * len(questions.prompts) // count] for index in range(count)], ask)
@@ -234,7 +249,8 @@ class _Player:
             order, sent = sent, sent + 1
             config = self._config
             salt = new_salt() if round.name is RoundName.ANEW else config.salt
-            record = await self._client.chat(prompt, order, config.model, ignore_eos=config.ignore_eos, salt=salt)
+            ignore_eos, more = config.ignore_eos, config.options.body
+            record = await self._client.chat(prompt, order, config.model, ignore_eos=ignore_eos, salt=salt, more=more)
             record = replace(record, due_time=due_time)
             records.append(record)
             self._progress.request_finished(round.name, record)

@@ -30,6 +30,8 @@ def summarize(
 ) -> RoundSummary:
     """The summary of a round; latencies are those of the requests that succeeded, lateness that of all."""
     good = [r for r in records if r.successful]
+    samples = [r for r in records if r.sample_id]
+    parsed = [r for r in samples if r.is_parsed]
     per_request_itl = [q for r in good if (q := quantiles(r.inter_token_s)) is not None]
     prompt_tokens = sum(r.num_input_tokens for r in good)
     output_tokens = sum(r.num_output_tokens for r in good)
@@ -57,6 +59,13 @@ def summarize(
         unsent=unsent,
         scored=sum(r.is_right is not None for r in records),
         right=sum(r.is_right is True for r in records),
-        f1=None if (f1 := quantiles(r.f1 for r in records)) is None else f1.mean,
+        f1=_mean(r.f1 for r in records),
+        parsed=len(parsed) if samples else None,
+        parsed_f1=_mean(r.f1 for r in parsed),
         within_slo=None if slo is None else sum(slo.is_kept_by(r) for r in records),
     )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    found = quantiles(values)
+    return None if found is None else found.mean

@@ -138,6 +138,8 @@ def compare(
             raise ConfigError("give two servers or two results: a run of before can't take turns with a server")
         if are_servers == {True}:
             bench = _bench(given, options.config, options.api_key)
+            if bench.to_flat().get("rag_output"):
+                raise ConfigError("--rag-output is for `bench engine`, whose answers are one server's: leave it out")
             sides = (replace(bench, engine_url=a), replace(bench, engine_url=b))
             ours, theirs = _interleaved(*sides, options.repetitions, console)
         else:
@@ -241,6 +243,7 @@ def _show(result: BenchResult, console: "Console") -> None:
 def _write(results: tuple[BenchResult, ...], summary: dict[str, Any], output: Output) -> list[Path]:
     from hotspan.bench import export
     from hotspan.bench.compare import NamedRun
+    from hotspan.bench.quality import quality_path, write_quality
     from hotspan.bench.report import ReportContext, write_report
 
     written, first, directory = [], results[0], output.output or Path(".")
@@ -253,6 +256,9 @@ def _write(results: tuple[BenchResult, ...], summary: dict[str, Any], output: Ou
         for number, result in enumerate(results):
             written.append(export.result_path(directory, number))
             result.save(written[-1])
+    if (path := quality_path(first, directory)) is not None:
+        written.append(path)
+        write_quality(path, first)
     if output.report:
         written.append(output.report)
         run = NamedRun("run", str(first.config["model"]), results, first.command)

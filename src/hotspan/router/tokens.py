@@ -74,14 +74,7 @@ class TokenTable:
     @classmethod
     def load(cls, directory: Path) -> "TokenTable":
         """The table of a model's directory. Raises: ConfigError."""
-        from tokenizers import Tokenizer  # of an extra: who names no model needs none
-
-        path = directory / "tokenizer.json"
-        try:
-            tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises Exception itself
-            raise ConfigError(f"{path} can't be read ({error}): give a model with a tokenizer.json") from error
-        return cls(tokenizer)
+        return cls(read_tokenizer(directory))
 
     def __len__(self) -> int:
         return len(self._bytes)
@@ -144,6 +137,17 @@ class TokenTable:
         if bare is None or whole is None or bare not in whole:
             raise ConfigError("the tokenizer puts something into prompts that has no text: leave events out")
         return whole[: whole.index(bare)]
+
+
+def read_tokenizer(directory: Path) -> "Tokenizer":
+    """The tokenizer of a model's directory. Raises: ConfigError."""
+    from tokenizers import Tokenizer  # of an extra: who names no model needs none
+
+    path = directory / "tokenizer.json"
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises Exception itself
+        raise ConfigError(f"{path} can't be read ({error}): give a model with a tokenizer.json") from error
 
 
 def _samples(specials: Sequence[str]) -> Iterator[str]:

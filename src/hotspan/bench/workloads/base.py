@@ -6,15 +6,18 @@ the configuration file. `workloads.WORKLOADS` names it, and nothing else changes
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import ClassVar, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol
 
 from hotspan.bench import scores
 from hotspan.bench.records import Loop, RequestRecord, RoundName
 from hotspan.config.options import check
 from hotspan.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hotspan.bench.tokenizer import ModelTokenizer
 
 _FIRST: Final = 8
 _AHEAD: Final = 64
@@ -32,13 +35,18 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One chat request: a user's message, after what was said before it. answers: known ones, of which one is right."""
+    """One chat request: a user's message, after what was said before it.
+
+    answers:   known ones, of which one is right.
+    sample_id: of a question in a dataset whose answer is to be in `<final_answer>` tags.
+    """
 
     request_id: str
     content: str = field(repr=False)
     max_tokens: int
     history: tuple[Message, ...] = field(default=(), repr=False)
     answers: tuple[str, ...] = ()
+    sample_id: str = ""
 
     def is_right(self, answer: str) -> bool | None:
         """Whether an answer has one of the known ones in it; None if none is known."""
@@ -47,6 +55,11 @@ class Prompt:
     def f1(self, answer: str) -> float | None:
         """How far an answer's words are those of a known one, 0 to 1; None if none is known."""
         return scores.token_f1(answer, self.answers) if self.answers else None
+
+    def scored(self, record: RequestRecord) -> RequestRecord:
+        """The record of an answer to it, with what the answer scores."""
+        is_right, f1 = self.is_right(record.answer), self.f1(record.answer)
+        return replace(record, is_right=is_right, f1=f1, sample_id=self.sample_id)
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -199,6 +212,16 @@ class WorkloadOptions:
         """Tokens of each text."""
         raise NotImplementedError
 
+    @property
+    def takes_tokenizer(self) -> bool:
+        """Whether `token_rounds` has the requests if the client has the model's tokenizer."""
+        return False
+
+    @property
+    def body(self) -> Mapping[str, Any]:
+        """What each request's body has besides its messages and general settings."""
+        return {}
+
     def count(self, scale: Scale) -> int:
         """How many texts: as asked, or as many as fill the volume, at least one.
 
@@ -215,5 +238,12 @@ class WorkloadOptions:
         """The rounds in their order, the same for the same options and seed; makes their texts.
 
         The caller may leave some out, never the query round.
+        """
+        raise NotImplementedError
+
+    def token_rounds(self, scale: Scale, seed: int, tokenizer: "ModelTokenizer") -> Sequence[Round]:
+        """`rounds` with the requests that LMCache's bench sends if it can load the model's tokenizer.
+
+        Raises: ConfigError if the tokenizer does not suit.
         """
         raise NotImplementedError

@@ -1,17 +1,18 @@
 """Prefixes that just do not fit a tier, twice in the same order: every second use misses that tier.
 
-The request stream is that of `lmcache bench engine` where it can't load the model's tokenizer; where it can, it draws
-other tokens in the place of the filler, as many of them (benchmarks/peers/streams.py compares them):
+The request stream is that of `lmcache bench engine` (benchmarks/peers/streams.py compares them):
 
     [prefix i] [breaker, new in each request] [suffix, the same in all]
 
-Only what reuses text that is no prefix finds the suffix again. Both passes are sent one request at a time.
+Without the model's tokenizer the text is filler. With it, the text is random tokens with IDs below 50,000; those that a
+smaller vocabulary lacks are missing. Only what reuses text that is no prefix finds the suffix again. Both passes are
+sent one request at a time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from hotspan.bench.records import RoundName
 from hotspan.bench.workloads.base import ClosedLoop, CountTokens, Prompt, Scale, WorkloadOptions
@@ -20,9 +21,13 @@ from hotspan.config.kinds import COUNT, NATURAL, POSITIVE, between
 from hotspan.config.options import option
 from hotspan.core.errors import ConfigError
 
+if TYPE_CHECKING:
+    from hotspan.bench.tokenizer import ModelTokenizer
+
 _BREAKER_TOKENS: Final = 32
 _NAME_TOKENS: Final = 4
 _MIN_SUFFIX_TOKENS: Final = 100
+_TOKEN_IDS: Final = (256, 50_000)
 _OVERFLOW: Final = 1.05
 """The requests are this much larger than the tier: in this order an LRU evicts each of them before its second use."""
 
@@ -53,6 +58,10 @@ class PrefixSuffixTunerOptions(WorkloadOptions):
         return self.context_length
 
     @property
+    def takes_tokenizer(self) -> bool:
+        return True
+
+    @property
     def _prefix_tokens(self) -> int:
         return max(round(self.context_length * self.prefix_ratio), 1)
 
@@ -66,14 +75,32 @@ class PrefixSuffixTunerOptions(WorkloadOptions):
 
     async def rounds(self, scale: Scale, seed: int, count_tokens: CountTokens) -> Sequence[ClosedLoop]:
         """Pre-warm-up on a text of its own, the first pass, the second, and that again."""
-        draw = Random(seed + 2)
-        suffix = f"SUFFIX {_filler(self._suffix_tokens - 1)}"
-        prefixes = [f"PREFIX_{i:08x} {_filler(self._prefix_tokens - _NAME_TOKENS)}" for i in range(self.count(scale))]
+        return self._rounds(scale, seed, lambda tokens, draw: " ".join(["hi"] * tokens))
+
+    def token_rounds(self, scale: Scale, seed: int, tokenizer: "ModelTokenizer") -> Sequence[ClosedLoop]:
+        """`rounds` with random tokens as the text."""
+        return self._rounds(
+            scale, seed, lambda tokens, draw: tokenizer.decode([draw.randrange(*_TOKEN_IDS) for _ in range(tokens)])
+        )
+
+    def _rounds(self, scale: Scale, seed: int, text: Callable[[int, Random], str]) -> Sequence[ClosedLoop]:
+        """text: so many tokens from a source of random numbers."""
+        breakers = Random(seed + 2)
+
+        def part(name: str, tokens: int, draw: Random) -> str:
+            return f"{name} {text(max(tokens, 1), draw)}"
+
+        suffix = part("SUFFIX", self._suffix_tokens - 1, Random(seed + 1))
+        prefixes = [
+            part(f"PREFIX_{i:08x}", self._prefix_tokens - _NAME_TOKENS, Random(seed + 1000 + i))
+            for i in range(self.count(scale))
+        ]
 
         def once(number: int) -> tuple[Prompt, ...]:
             asked = []
             for i, prefix in enumerate(prefixes):
-                breaker = f"BR_{draw.randrange(2**32):08x} {_filler(_BREAKER_TOKENS - _NAME_TOKENS)}"
+                name = f"BR_{breakers.randrange(2**32):08x}"
+                breaker = part(name, _BREAKER_TOKENS - _NAME_TOKENS, breakers)
                 asked.append(Prompt(f"pass{number}_p{i}", f"{prefix} {breaker} {suffix}", 1))
             return tuple(asked)
 
@@ -84,7 +111,3 @@ class PrefixSuffixTunerOptions(WorkloadOptions):
             ClosedLoop(RoundName.QUERY, query),
             ClosedLoop(RoundName.CHECK, query),
         )
-
-
-def _filler(words: int) -> str:
-    return " ".join(["hi"] * max(words, 1))

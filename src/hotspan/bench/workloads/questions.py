@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from hotspan.core.errors import ConfigError
 
@@ -17,15 +17,21 @@ _SHAPE: Final = (
 )
 
 
+class Question(NamedTuple):
+    """A question. answers: of which any is right. sample_id: in its dataset, its place there if it has no other."""
+
+    text: str
+    answers: tuple[str, ...]
+    kind: str
+    sample_id: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Documents, and questions about them.
-
-    questions: the question, the answers of which any is right, and its kind.
-    """
+    """Documents, and questions about them."""
 
     documents: tuple[str, ...]
-    questions: tuple[tuple[str, tuple[str, ...], str], ...]
+    questions: tuple[Question, ...]
 
 
 def read_cases(path: Path, questions: int) -> list[Case]:
@@ -35,9 +41,9 @@ def read_cases(path: Path, questions: int) -> list[Case]:
     """
     found: list[Case] = []
     left = questions
-    for where, record in _records(path):
+    for place, (where, record) in enumerate(_records(path)):
         try:
-            case = _case(record)
+            case = _case(record, place)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"--rag-dataset {path}, {where} is no case ({error}): {_SHAPE}") from error
         found.append(replace(case, questions=case.questions[:left]))
@@ -72,17 +78,27 @@ def _records(path: Path) -> Iterator[tuple[str, Any]]:
             yield f"line {number}", record
 
 
-def _case(record: Mapping[str, Any]) -> Case:
+def _case(record: Mapping[str, Any], place: int) -> Case:
     """Raises: ValueError, KeyError, TypeError or AttributeError for what is no case."""
     documents = tuple(filter(None, map(_document, _passages(_first(record, _DOCUMENTS)))))
-    asked = record.get("questions", [{**record, "kind": "question"}])
-    questions = [(_first(each, _QUESTION), _answers(each), each.get("kind", "question")) for each in asked]
-    texts = [text for question, _, kind in questions for text in (question, kind)]
-    if not documents or not questions or not all(text and isinstance(text, str) for text in texts):
+    name = str(record.get("_id") or record.get("id") or place)
+    asked = record.get("questions")
+    if asked is None:
+        questions = [_question(record, "question", name)]
+    else:
+        questions = [_question(each, each.get("kind", "question"), f"{name}.{n}") for n, each in enumerate(asked)]
+    if not documents or not questions:
         raise ValueError("there must be documents and questions, all texts")
-    if not all(answers for _, answers, _ in questions):
-        raise ValueError("each question needs an answer")
     return Case(documents, tuple(questions))
+
+
+def _question(record: Mapping[str, Any], kind: Any, sample_id: str) -> Question:
+    text, answers = _first(record, _QUESTION), _answers(record)
+    if not all(each and isinstance(each, str) for each in (text, kind)):
+        raise ValueError("there must be documents and questions, all texts")
+    if not answers:
+        raise ValueError("each question needs an answer")
+    return Question(text.strip(), answers, kind, sample_id)
 
 
 def _first(record: Mapping[str, Any], names: Sequence[str]) -> Any:
@@ -111,14 +127,15 @@ def _document(passage: Any) -> str:
     else:
         title, sentences = passage
         text = "".join(sentences)
-    return f"{title}\n{text}".strip()
+    title, text = title.strip(), text.strip()
+    return f"{title}\n{text}" if title else text
 
 
 def _answers(record: Mapping[str, Any]) -> tuple[str, ...]:
     """Those that are right, with other ways to write them."""
     found = _first(record, _ANSWERS)
     known = [found] if isinstance(found, str) else list(found)
-    known += record.get("answer_aliases") or []
+    known += record.get("answer_aliases") or (record.get("extra") or {}).get("answer_aliases") or []
     if not all(isinstance(each, str) for each in known):
         raise TypeError("answers must be texts")
     return tuple(dict.fromkeys(filter(None, map(str.strip, known))))
