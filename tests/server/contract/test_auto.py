@@ -64,7 +64,7 @@ def test_the_tiers_are_chosen(sized: Container) -> None:
     assert ready is not None, log[-3000:]
     ram = round(float(ready[1]) * 1024)
     assert SHARED_MIB / 2 < ram < SHARED_MIB
-    assert re.search(rf"RAM +│ {ram}\.0 MiB +│ what /dev/shm leaves", log)
+    assert re.search(rf"RAM +│ {ram}\.0 MiB +│ /dev/shm minus a tenth", log)
     (replica,) = sized.admin.get("/hotspan/cache").json()["replicas"]
     assert replica["tiers"].keys() == {"ram"} and replica["tiers"]["ram"]["is_up"]
     found = sized.gauge("hotspan_cache_capacity_bytes")
