@@ -267,7 +267,9 @@ def test_two_servers_take_turns(serve: StartServer, tmp_path: Path) -> None:
     """A, B, A, B on the same requests; the figures of both and their ratios are written and printed."""
     a, b = serve(), serve(answer=("Two", " words"))
     small = ("--ldqa-document-length", "40", "--ldqa-max-output-length", "3", "--ldqa-num-documents", "2")
+    (tmp_path / "one.json").write_text(json.dumps({"engine_pid": 1 << 30}))  # of no process, and of one server
     words = ("--workload", "long-doc-qa", *small, "--repetitions", "2", "--output", str(tmp_path / "both.json"))
+    words += ("--config", str(tmp_path / "one.json"))
     done = invoke("compare", a.url, b.url, *words, "--json", "--fail-if", "total_output_tokens < 0.9x")
     assert done.exit_code == 1, done.output
     assert "total_output_tokens is 0.6667x" in done.output and "repetition 2 of 2" in done.output

@@ -118,7 +118,7 @@ def test_the_tokenizer_decides_what_is_sent(directory: str, ids: str, serve: Sta
     flat = {"workload": "rag-qa-quality", "rag_dataset": DATASET, "model_config": directory, "engine_url": server.url}
     result = run_rounds(BenchConfig.from_flat(flat), findings)
     assert all(record.request_id.startswith(ids) for record in result.query.records) and not result.failed
-    told = "those of LMCache's bench, with the tokenizer of byte-level" if ids == "sample" else "without a tokenizer"
+    told = "requests: LMCache's, made with the tokenizer of byte-level" if ids == "sample" else "without a tokenizer"
     assert [told in text for text in findings.said] == [False, True]
     assert [record.sample_id for record in result.query.records] == (
         ["2hop__1_2", "5a8b", "2", "3", "4", "7"] if ids == "sample" else [""] * 6

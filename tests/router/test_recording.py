@@ -43,7 +43,7 @@ async def test_all_replicas_behind_a_router_are_recorded(tmp_path: Path) -> None
         said = (await command.communicate())[0].decode()
     assert command.returncode == 0, said
     rows = [json.loads(line) for line in output.read_text().splitlines()]
-    assert len(rows) == sum(counts.values()) >= 4 and {row["hash_ids"][0] for row in rows} == {1, 2}
+    assert len(rows) == sum(counts.values()) and {row["hash_ids"][0] for row in rows} == {1, 2}
     times = [row["timestamp"] for row in rows]
     assert times == sorted(times) and times[0] == 0
     names = {json.loads(body)["recording"] for fake in fakes for *_, body in fake.asked}

@@ -10,14 +10,11 @@ import psutil
 
 from hotspan.bench.records import CacheUse
 from hotspan.core.errors import ConfigError
-from hotspan.core.metrics_page import samples
+from hotspan.core.metrics_page import HITS, LOOKUPS, POOL_HITS, samples
 
 GPU_QUERIES: Final = "vllm:prefix_cache_queries_total"
-GPU_HITS: Final = "vllm:prefix_cache_hits_total"
 EXTERNAL_HITS: Final = "vllm:external_prefix_cache_hits_total"
-HOTSPAN_HITS: Final = "hotspan_cache_hit_tokens_total"
-HOTSPAN_LOOKUPS: Final = "hotspan_cache_lookup_tokens_total"
-_WANTED: Final = (GPU_QUERIES, GPU_HITS, EXTERNAL_HITS, HOTSPAN_HITS, HOTSPAN_LOOKUPS)
+_WANTED: Final = (GPU_QUERIES, POOL_HITS, EXTERNAL_HITS, HITS, LOOKUPS)
 
 _WINDOW_S: Final = 0.3
 _WINDOWS: Final = 10
@@ -98,15 +95,15 @@ class CacheCounters:
         has_external = has_hotspan = False
         for sample in samples(text, _WANTED):
             name, labels, value = sample.name, sample.labels, sample.value
-            if name == GPU_HITS:
+            if name == POOL_HITS:
                 hits["gpu"] += value
             elif name == GPU_QUERIES:
                 hits["gpu"] += 0.0
                 pool += value
-            elif name == HOTSPAN_HITS:
+            elif name == HITS:
                 hits[labels.get("tier", "hotspan")] += value
                 has_hotspan = True
-            elif name == HOTSPAN_LOOKUPS:
+            elif name == LOOKUPS:
                 lookup += value
                 has_hotspan = True
             elif name == EXTERNAL_HITS:

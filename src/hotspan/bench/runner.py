@@ -80,10 +80,10 @@ async def _rounds(config: BenchConfig, client: OpenAIClient, progress: Progress)
     if options.takes_tokenizer:
         tokenizer = ModelTokenizer.load(directory) if config.model_config else None
         if tokenizer is not None:
-            progress.found(f"requests: those of LMCache's bench, with the tokenizer of {directory}")
+            progress.found(f"requests: LMCache's, made with the tokenizer of {directory}")
             return options.token_rounds(config.scale, config.seed, tokenizer)
         progress.found(
-            f"requests: those without a tokenizer, as --model-config names no directory with {TOKENIZER_FILE}"
+            f"requests: hotspan's own, without a tokenizer; --model-config DIR with a {TOKENIZER_FILE} sends LMCache's"
         )
     return await options.rounds(config.scale, config.seed, lambda text: client.count_tokens(config.model, text))
 

@@ -140,6 +140,7 @@ def compare(
             bench = _bench(given, options.config, options.api_key)
             if bench.to_flat().get("rag_output"):
                 raise ConfigError("--rag-output is for `bench engine`, whose answers are one server's: leave it out")
+            bench = replace(bench, engine_pid=0)  # a file's would be of one server
             sides = (replace(bench, engine_url=a), replace(bench, engine_url=b))
             ours, theirs = _interleaved(*sides, options.repetitions, console)
         else:

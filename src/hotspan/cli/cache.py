@@ -254,7 +254,7 @@ def _show_warmed(done: "Warmed", room: "Room", options: WarmOptions) -> None:
     computed = done.tokens - done.cached
     typer.echo(
         f"{done.texts} texts, {done.tokens:,} tokens: {computed:,} computed, {done.cached:,} cached before; "
-        f"{shown}; kept {lives}, or as a retention rule says"
+        f"{shown}; kept {lives}; a retention rule may shorten that"
     )
     if size > room.capacity_bytes > 0:
         typer.secho(f"the largest tier has {room.capacity_bytes / GIB:.3f} GiB: some are evicted again", fg="yellow")

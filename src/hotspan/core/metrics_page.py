@@ -8,6 +8,11 @@ from typing import Final
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+LOOKUPS: Final = "hotspan_cache_lookup_tokens_total"
+HITS: Final = "hotspan_cache_hit_tokens_total"
+CAPACITY: Final = "hotspan_cache_capacity_bytes"
+TOKEN_BYTES: Final = "hotspan_cache_token_bytes"
+POOL_HITS: Final = "vllm:prefix_cache_hits_total"
 POOL: Final = "vllm:cache_config_info"
 """vLLM's: the size of its pool in tokens is a label of it."""
 

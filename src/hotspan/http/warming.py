@@ -11,7 +11,7 @@ from typing import Any
 
 from hotspan.core.documents import read_text
 from hotspan.core.errors import ConfigError, RefusedError
-from hotspan.core.metrics_page import samples
+from hotspan.core.metrics_page import CAPACITY, TOKEN_BYTES, samples
 
 DOCUMENT, QUESTION = "{document}", "{question}"
 _LOOK_S = 0.5
@@ -153,7 +153,7 @@ class Room:
 
 def room_of(page: str) -> Room:
     """What a server's metrics show of its tiers."""
-    return Room(*(_largest(page, name) for name in ("hotspan_cache_token_bytes", "hotspan_cache_capacity_bytes")))
+    return Room(*(_largest(page, name) for name in (TOKEN_BYTES, CAPACITY)))
 
 
 async def _patiently(post: Callable[[], Awaitable[Any]], sleep: Callable[[float], Awaitable[None]]) -> Any:

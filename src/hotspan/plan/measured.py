@@ -5,18 +5,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from hotspan.core.errors import ConfigError
-from hotspan.core.metrics_page import POOL, figures
+from hotspan.core.metrics_page import CAPACITY, HITS, LOOKUPS, POOL, POOL_HITS, TOKEN_BYTES, figures
 from hotspan.core.types import Tier
 
 _RATE: Final = "hotspan_cost_prefill_tokens_per_second"
 _BANDWIDTH: Final = "hotspan_cost_bytes_per_second"
 _LATENCY: Final = "hotspan_cost_latency_seconds"
-_CAPACITY: Final = "hotspan_cache_capacity_bytes"
-_TOKEN: Final = "hotspan_cache_token_bytes"
-_LOOKUPS: Final = "hotspan_cache_lookup_tokens_total"
-_HITS: Final = "hotspan_cache_hit_tokens_total"
-_POOL_HITS: Final = "vllm:prefix_cache_hits_total"
-_WANTED: Final = (_RATE, _BANDWIDTH, _LATENCY, _CAPACITY, _TOKEN, _LOOKUPS, _HITS, _POOL_HITS, POOL)
+_WANTED: Final = (_RATE, _BANDWIDTH, _LATENCY, CAPACITY, TOKEN_BYTES, LOOKUPS, HITS, POOL_HITS, POOL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +32,21 @@ class Measured:
 def measured(page: str) -> Measured:
     """The figures of a metrics page, summed over engines. Raises: ConfigError if it is no page of `hotspan serve`."""
     sums, largest = figures(page, _WANTED)
-    if (_TOKEN, "") not in sums:
-        raise ConfigError(f"the metrics page has no {_TOKEN}: give the address of a `hotspan serve` with tiers")
+    if (TOKEN_BYTES, "") not in sums:
+        raise ConfigError(f"the metrics page has no {TOKEN_BYTES}: give the address of a `hotspan serve` with tiers")
 
     def by_tier(name: str, divisor: float = 1.0, of: Mapping[tuple[str, str], float] = sums) -> dict[Tier, float]:
         found = {tier: of.get((name, tier.value), 0.0) / divisor for tier in Tier}
         return {tier: value for tier, value in found.items() if value}
 
-    capacity = by_tier(_CAPACITY, largest[_TOKEN, ""])
+    capacity = by_tier(CAPACITY, largest[TOKEN_BYTES, ""])
     if pool := sums.get((POOL, ""), 0.0):
         capacity[Tier.GPU] = pool
-    asked = sums.get((_LOOKUPS, ""), 0.0)
+    asked = sums.get((LOOKUPS, ""), 0.0)
     hits = None
     if asked:
-        of_pool = min(1.0, sums.get((_POOL_HITS, ""), 0.0) / asked)
-        hits = {**dict.fromkeys(capacity, 0.0), **by_tier(_HITS, asked), Tier.GPU: of_pool}
+        of_pool = min(1.0, sums.get((POOL_HITS, ""), 0.0) / asked)
+        hits = {**dict.fromkeys(capacity, 0.0), **by_tier(HITS, asked), Tier.GPU: of_pool}
     return Measured(
         sums.get((_RATE, "")) or None,
         by_tier(_BANDWIDTH, 1e9),

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from hotspan.core.clock import Clock
-from hotspan.core.metrics_page import POOL, samples
+from hotspan.core.metrics_page import CAPACITY, HITS, LOOKUPS, POOL, POOL_HITS, TOKEN_BYTES, samples
 from hotspan.core.types import Tier
 from hotspan.http.upstream import BrokenError, UnreachedError, Upstream
 
@@ -37,15 +37,10 @@ _MAX_COUNT = 1 << 53
 
 _AT_ONCE = 64
 
-_LOOKUPS: Final = "hotspan_cache_lookup_tokens_total"
-_HITS: Final = "hotspan_cache_hit_tokens_total"
 _USED: Final = "hotspan_cache_used_bytes"
-_CAPACITY: Final = "hotspan_cache_capacity_bytes"
 _UP: Final = "hotspan_cache_tier_up"
-_TOKEN: Final = "hotspan_cache_token_bytes"
-_POOL_HITS: Final = "vllm:prefix_cache_hits_total"
 _POOL_USED: Final = "vllm:kv_cache_usage_perc"
-_WANTED: Final = (_LOOKUPS, _HITS, _USED, _CAPACITY, _UP, _TOKEN, _POOL_HITS, _POOL_USED, POOL)
+_WANTED: Final = (LOOKUPS, HITS, _USED, CAPACITY, _UP, TOKEN_BYTES, POOL_HITS, _POOL_USED, POOL)
 
 Json = dict[str, Any]
 _T = TypeVar("_T")
@@ -123,17 +118,17 @@ def figures_in(page: bytes) -> ReplicaFigures | None:
         return max(found.get((name, tier), ()), default=0.0)
 
     tiers: dict[Tier, TierFigures] = {}
-    if (_POOL_HITS, "") in found or (POOL, "") in found:
-        token_bytes = largest(_TOKEN)
+    if (POOL_HITS, "") in found or (POOL, "") in found:
+        token_bytes = largest(TOKEN_BYTES)
         size = min(total(POOL) * token_bytes, float(_MAX_COUNT))
         used = min(total(_POOL_USED) * largest(POOL) * token_bytes, size)
-        tiers[Tier.GPU] = TierFigures(used, size, total(_POOL_HITS))
+        tiers[Tier.GPU] = TierFigures(used, size, total(POOL_HITS))
     for tier in (Tier.RAM, Tier.DISK, Tier.L2):
         name, add = tier.value, largest if tier is Tier.L2 else total
-        if (_CAPACITY, name) in found:
+        if (CAPACITY, name) in found:
             is_up = all(found.get((_UP, name), ()))
-            tiers[tier] = TierFigures(add(_USED, name), add(_CAPACITY, name), total(_HITS, name), is_up)
-    return ReplicaFigures(total(_LOOKUPS), tiers) if tiers.keys() - {Tier.GPU} else None
+            tiers[tier] = TierFigures(add(_USED, name), add(CAPACITY, name), total(HITS, name), is_up)
+    return ReplicaFigures(total(LOOKUPS), tiers) if tiers.keys() - {Tier.GPU} else None
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)]

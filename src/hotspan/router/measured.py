@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hotspan.core.errors import ConfigError
-from hotspan.core.metrics_page import POOL, figures
+from hotspan.core.metrics_page import CAPACITY, POOL, TOKEN_BYTES, figures
 from hotspan.http.upstream import BrokenError, UnreachedError, Upstream
 from hotspan.router.fleet import Fleet
 from hotspan.router.load import TOLD_EVERY_S, Speeds, TierSpeed
@@ -20,8 +20,8 @@ _WANTED = (
     "hotspan_cost_prefill_tokens_per_second",
     "hotspan_cost_latency_seconds",
     "hotspan_cost_bytes_per_second",
-    "hotspan_cache_capacity_bytes",
-    "hotspan_cache_token_bytes",
+    CAPACITY,
+    TOKEN_BYTES,
     "hotspan_blend_up",
     POOL,
 )
@@ -72,8 +72,8 @@ def told_by(page: bytes) -> Told:
     pool before: the largest of the three is the capacity.
     """
     sums, largest = figures(page.decode(errors="replace"), _WANTED)
-    token_bytes = largest.get(("hotspan_cache_token_bytes", ""), math.inf)
-    keeps = [sums.get(("hotspan_cache_capacity_bytes", tier), 0.0) / token_bytes for tier in ("ram", "disk")]
+    token_bytes = largest.get((TOKEN_BYTES, ""), math.inf)
+    keeps = [sums.get((CAPACITY, tier), 0.0) / token_bytes for tier in ("ram", "disk")]
     tiers = {}
     for tier, medium in _TIERS.items():
         rate = sums.get(("hotspan_cost_bytes_per_second", tier), 0.0) / token_bytes
