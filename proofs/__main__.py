@@ -18,7 +18,7 @@ from hotspan.cli.output import explained
 from hotspan.core.errors import ConfigError
 from proofs.proof import print_proof, write_proof
 
-NAMES = ("kill", "power", "flip", "fault", "model", "simulate", "replicas", "l2", "soak", "fuzz", "compression")
+NAMES = ("kill", "power", "flip", "fault", "model", "simulate", "replicas", "l2", "soak", "fuzz", "compression", "load")
 
 
 def main(
@@ -28,6 +28,8 @@ def main(
     cycles: Annotated[int | None, typer.Option(min=1, help="kill: number of times that the process is killed.")] = None,
     images: Annotated[int | None, typer.Option(min=1, help="power: number of power losses.")] = None,
     flips: Annotated[int | None, typer.Option(min=1, help="flip, l2: number of flipped bits.")] = None,
+    points: Annotated[int | None, typer.Option(min=1, help="load: number of set-ups.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="load: requests at each.")] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="model: number of calls. simulate, replicas, l2: steps per simulation.")
     ] = None,
@@ -44,6 +46,8 @@ def main(
         "cycles": cycles,
         "images": images,
         "flips": flips,
+        "points": points,
+        "requests": requests,
         "steps": steps,
         "seeds": seeds,
         "every": every,

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hotspan.cache.cost import Text as Prompt
+from hotspan.cache.choice import Text as Prompt
 from hotspan.cache.entry import Entry, Reader, State
 from hotspan.cache.tiered import PATIENCE_S, TieredCache
 from hotspan.core.clock import Clock

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from hotspan.cache.choice import Text as Prompt
 from hotspan.cache.cost import CostModel
-from hotspan.cache.cost import Text as Prompt
 from hotspan.cache.entry import Reader
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.clock import Clock

@@ -5,7 +5,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from hotspan.cache.cost import Choice, CostModel, Run, Text
+from hotspan.cache.choice import Choice, Run, Text
+from hotspan.cache.cost import CostModel
 from hotspan.core.types import MIB, Tier
 from hotspan.testing.clock import SimulatedClock
 

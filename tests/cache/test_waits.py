@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from hotspan.cache.cost import BOUND_S, RESERVE, CostModel, Text
+from hotspan.cache.choice import BOUND_S, RESERVE, Text
+from hotspan.cache.cost import CostModel
 from hotspan.cache.entry import Reader
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.terms import Terms

@@ -48,7 +48,7 @@ class Watched:
 def test_prompt_tokens_count_and_decoded_ones_do_not() -> None:
     """Of a step, what it computes of prompts is told, each token with those before it, and how long it took."""
     rig = Watched(a=100, b=10, c=50)
-    rig.watch.begin(scheduled({"a": (60, 20)}, {"b": (10, 1), "c": (48, 4), "unknown": (3, 1)}))
+    rig.watch.schedule(scheduled({"a": (60, 20)}, {"b": (10, 1), "c": (48, 4), "unknown": (3, 1)}))
     rig.clock.advance(0.25)
     rig.watch.end()
     tokens = [*range(60, 80), *range(48, 50)]
@@ -58,8 +58,8 @@ def test_prompt_tokens_count_and_decoded_ones_do_not() -> None:
 def test_a_step_that_was_scheduled_ahead_begins_when_the_last_one_ended() -> None:
     """With two steps in flight each is given its own time."""
     rig = Watched(a=100, b=100)
-    rig.watch.begin(scheduled({"a": (0, 10)}, {}))
-    rig.watch.begin(scheduled({"b": (0, 20)}, {}))
+    rig.watch.schedule(scheduled({"a": (0, 10)}, {}))
+    rig.watch.schedule(scheduled({"b": (0, 20)}, {}))
     rig.clock.advance(0.1)
     rig.watch.end()
     rig.clock.advance(0.2)
@@ -70,10 +70,10 @@ def test_a_step_that_was_scheduled_ahead_begins_when_the_last_one_ended() -> Non
 def test_an_idle_engine_teaches_nothing() -> None:
     """Steps without tokens, which poll for loads, are not told; then a load hides behind no step."""
     rig = Watched(a=10)
-    rig.watch.begin(scheduled({"a": (0, 10)}, {}))
+    rig.watch.schedule(scheduled({"a": (0, 10)}, {}))
     rig.clock.advance(0.1)
     rig.watch.end()
-    rig.watch.begin(scheduled({}, {}))
+    rig.watch.schedule(scheduled({}, {}))
     rig.clock.advance(0.005)
     rig.watch.end()
     assert len(rig.told) == 1 and rig.watch.step_s == 0.0 and rig.watch.busy_s == 0.0
@@ -84,11 +84,11 @@ def test_prompts_that_came_before_are_work_ahead() -> None:
     rig = Watched(a=100)
     rig.watch.admit("b", 80, 50)
     assert rig.watch.busy_s == pytest.approx(1.3) and rig.watch.step_s == pytest.approx(0.5)
-    rig.watch.begin(scheduled({"a": (0, 50)}, {}))
+    rig.watch.schedule(scheduled({"a": (0, 50)}, {}))
     assert rig.watch.busy_s == pytest.approx(0.8)
     rig.watch.forget("a")
     assert rig.watch.busy_s == pytest.approx(0.3) and rig.watch.step_s == pytest.approx(0.3)
-    rig.watch.begin(scheduled({"b": (50, 30)}, {}))
+    rig.watch.schedule(scheduled({"b": (50, 30)}, {}))
     assert rig.watch.busy_s == 0.0
 
 
@@ -96,7 +96,7 @@ def test_a_step_that_decodes_is_as_long_as_the_last_one() -> None:
     """Without prompts to compute, the next step takes what decoding took."""
     rig = Watched(a=10)
     for _ in range(2):
-        rig.watch.begin(scheduled({}, {"a": (10, 1)}))
+        rig.watch.schedule(scheduled({}, {"a": (10, 1)}))
         rig.clock.advance(0.04)
         rig.watch.end()
     assert rig.watch.step_s == pytest.approx(0.04)
@@ -105,10 +105,10 @@ def test_a_step_that_decodes_is_as_long_as_the_last_one() -> None:
 def test_a_preempted_request_computes_its_prompt_again() -> None:
     """A request that is resumed after it began to decode counts like one that has just come."""
     rig = Watched(a=100)
-    rig.watch.begin(scheduled({"a": (0, 100)}, {}))
-    rig.watch.begin(scheduled({}, {"a": (40, 20)}, resumed=["a"]))
+    rig.watch.schedule(scheduled({"a": (0, 100)}, {}))
+    rig.watch.schedule(scheduled({}, {"a": (40, 20)}, resumed=["a"]))
     assert rig.watch.busy_s == pytest.approx(0.4)
-    rig.watch.begin(scheduled({}, {"a": (60, 40)}))
+    rig.watch.schedule(scheduled({}, {"a": (60, 40)}))
     assert rig.watch.busy_s == 0.0
     for _ in range(3):
         rig.watch.end()
@@ -121,8 +121,8 @@ def test_requests_that_decode_cost_a_step_nothing() -> None:
     def cost(requests: int) -> int:
         names = [f"r{n}" for n in range(requests)]
         rig = Watched(**dict.fromkeys(names, 10))
-        rig.watch.begin(scheduled(dict.fromkeys(names, (0, 10)), {}))
+        rig.watch.schedule(scheduled(dict.fromkeys(names, (0, 10)), {}))
         step = scheduled({}, dict.fromkeys(names, (10, 1)))
-        return operations(lambda: rig.watch.begin(step))
+        return operations(lambda: rig.watch.schedule(step))
 
     assert cost(500) == cost(1)

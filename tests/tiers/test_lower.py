@@ -232,16 +232,26 @@ def test_a_hung_read_never_lands_in_a_buffer_that_was_given_back(path: Path) -> 
 def test_late_loads_trip_it(bench: Bench) -> None:
     """Three requests in a row that gave up waiting give it up; a load that was in time begins the count anew."""
     for _ in range(MAX_FAULTS - 1):
-        bench.lower.late()
+        bench.lower.late(bench.clock.monotonic())
     load(bench.lower, CHUNKS[0].key, SIZE)
-    bench.lower.late()
+    bench.lower.late(bench.clock.monotonic())
     bench.lower.finished()
     assert bench.lower.is_up
     for _ in range(MAX_FAULTS - 1):
-        bench.lower.late()
+        bench.lower.late(bench.clock.monotonic())
     bench.lower.finished()
     assert not bench.lower.is_up
     bench.until(lambda: bench.lower.is_up)
+
+
+def test_a_tier_that_moves_is_not_late(bench: Bench) -> None:
+    """Requests that gave up waiting for a tier that ended transfers meanwhile do not give it up."""
+    since_s = bench.clock.monotonic() - 1.0
+    load(bench.lower, CHUNKS[0].key, SIZE)
+    for _ in range(2 * MAX_FAULTS):
+        bench.lower.late(since_s)
+    bench.lower.finished()
+    assert bench.lower.is_up
 
 
 def test_slots_of_dropped_jobs_come_back(path: Path) -> None:

@@ -15,100 +15,25 @@ needs trust: one in a hundred requests may break the first bound, and each reque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from hotspan.cache.rates import Accuracy, Fit, Prefill, TierSpeed
+from hotspan.cache.choice import BOUND_S, BOUND_SHARE, RESERVE, Choice, Run, Seconds, Text
+from hotspan.cache.rates import LEAST_FREE, Accuracy, Fit, Prefill, TierSpeed
+from hotspan.cache.refusals import Reason, Refusals, Refused
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.types import MIB, Tier
 
-Seconds = npt.NDArray[np.float64]
-"""One figure for each number of chunks from 0."""
-
-BOUND_SHARE, BOUND_S = 0.05, 0.050
-"""What a request may lose by waiting: this share of the time it takes without loads, and this much besides."""
-
-RESERVE = 0.8
-"""How much of that is used: the scheduler sees late that a wait is over."""
-
-
-_MARGIN = 0.1
+_MARGIN = 0.03
 """The least share of a request's computing that a load has to save."""
-
-_RISK_MARGIN = 0.3
-"""The same for a load that risks the first bound."""
 
 _TRUST_EARNED, _MAX_TRUST = 0.005, 10.0
 _UNKNOWN_TOKENS_PER_S = 10_000
 """While the engine's speed is unknown, a tier that brings less is not waited for."""
 
 _COPY_PRIOR = (1.0, 1 / (64 * MIB))
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A request's prompt, and the engine when it comes to it.
-
-    gpu_tokens: from the front that the engine has already.
-    step_s:     what the step takes that would run without this request; a load ends no sooner. 0 if it idles.
-    busy_s:     until the engine could begin with this request, were nothing to be loaded.
-    """
-
-    total_tokens: int
-    chunk_tokens: int
-    gpu_tokens: int = 0
-    step_s: float = 0.0
-    busy_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Chunks of a chain, one behind the other, on one tier."""
-
-    tier: Tier
-    chunks: int
-    chunk_bytes: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Choice:
-    """What one request is to load, what was predicted for it, and how long it should wait.
-
-    chunks:      from the front of the chain, those in RAM included; the rest is to be computed.
-    probe:       chunks behind them to promote although the request does not wait for them: they show the tier's speed.
-    tier:        the one that it waits for longest; None if it waits for none.
-    load_s:      until all its chunks are in RAM. rest_s: from then to the first token.
-    recompute_s: to the first token if all is computed. Both are 0 while the engine's speed is unknown.
-    is_risky:    it may wait longer than the first bound allows.
-    saved_s:     what k landed chunks save. patiences_s: how long to wait with k landed.
-    """
-
-    chunks: int
-    probe: int
-    tier: Tier | None
-    load_s: float
-    rest_s: float
-    recompute_s: float
-    is_risky: bool
-    saved_s: Seconds
-    patiences_s: Seconds
-
-    def patience_s(self, landed: int, landed_s: float) -> float:
-        """Seconds after the choice at which it is to be cut, with `landed` chunks from the front of the chain in RAM.
-
-        landed_s: when the last of them landed, in seconds after the choice. It counts only while the engine's speed is
-        unknown: then no request waits for more than 40 ms without progress.
-        """
-        patience_s = float(self.patiences_s[self._at(landed)])
-        return patience_s if self.recompute_s else min(patience_s, landed_s + RESERVE * BOUND_S)
-
-    def lost_s(self, waited_s: float, landed: int) -> float:
-        """How much later its first token comes for having waited, negative if sooner."""
-        return waited_s - float(self.saved_s[self._at(landed)])
-
-    def _at(self, landed: int) -> int:
-        return min(max(landed, 0), len(self.saved_s) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +59,7 @@ class CostReport:
     prefill:      the engine's steps. loads: those of requests, by the tier that they waited for longest.
     tokens_per_s: of the engine, with little context; 0 while unknown.
     trust:        how many requests at a time may risk the first bound.
+    refusals:     by reason, and whether the engine was busy.
     """
 
     asked: int
@@ -146,21 +72,22 @@ class CostReport:
     tiers: Mapping[Tier, TierEstimate]
     tokens_per_s: float
     trust: float
+    refusals: Mapping[tuple[Reason, bool], Refused]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Forecast:
-    """What happens to a request if it takes the first k chunks, for all k from 0.
+    """What happens if a request takes the first k chunks, for all k from 0.
 
     waits:   until they are up, by tier. late_s: until all are, if the tiers are as slow as they sometimes are.
-    total_s: to the first token then. saved_s: what of that they save once they are up.
+    rest_s:  to compute the rest. own_s: to this request's first token. total_s: and what all others wait more.
     """
 
     waits: Mapping[Tier, Seconds]
     late_s: Seconds
-    total_s: Seconds
     rest_s: Seconds
-    saved_s: Seconds
+    own_s: Seconds
+    total_s: Seconds
 
 
 class CostModel:
@@ -177,6 +104,8 @@ class CostModel:
         self._tiers = {tier: TierSpeed(count) for tier, count in lanes.items()}
         self._loads = {tier: Accuracy() for tier in lanes}
         self._trust = 1.0
+        self._plain_s = 0.0  # when an engine that loads nothing would have computed all requests so far
+        self._refusals = Refusals()
         self._asked = self._loaded = self._refused = self._probed = self._late = 0
 
     # -- learn -----------------------------------------------------------------------------------------------------
@@ -197,27 +126,49 @@ class CostModel:
         """A chunk was queued at a tier, for whomever."""
         self._tiers[tier].begin(size, self._clock.monotonic())
 
-    def end_load(self, tier: Tier, size: int, seconds: float | None) -> None:
-        """A chunk landed, `seconds` after its transfer left the queue (`Transfer.seconds`); None: it never will."""
-        self._tiers[tier].end(size, seconds, self._clock.monotonic())
+    def end_load(self, tier: Tier, size: int, seconds: float | None, ended_s: float | None = None) -> None:
+        """A chunk landed, `seconds` after its transfer left the queue (`Transfer.seconds`); None: it never will.
+
+        ended_s: when (monotonic); None for now. The scheduler learns of it when a step has ended.
+        """
+        self._tiers[tier].end(size, seconds, self._clock.monotonic() if ended_s is None else ended_s)
+
+    def note_stores(self, tier: Tier, chunks: int, chunk_bytes: int) -> None:
+        """A tier is being given so many chunks to store."""
+        self._tiers[tier].note_stores(chunks, chunk_bytes)
+
+    def note_unanswered(self, text: Text, tokens: int) -> None:
+        """A store did not say in time whether it has so many tokens of a request."""
+        self._refusals.note("unanswered", tokens, is_busy=text.is_engine_busy)
 
     def settle(
-        self, choice: Choice, waited_s: float, landed: int, *, asked_s: float = 0.0, risked: bool = False
+        self,
+        choice: Choice,
+        waited_s: float,
+        landed: int,
+        *,
+        asked_s: float = 0.0,
+        risked: bool = False,
+        cut: Literal["late", "room"] | None = None,
     ) -> None:
         """The wait of a request is over, whatever the reason; once for every choice.
 
         waited_s: since the choice. asked_s: for answers, before it; `risked` if `risk_s` allowed that.
-        landed:   how many chunks from the front of the chain are in RAM.
+        landed:   how many chunks from the front of the chain are in RAM. cut: why it goes on without the others.
         """
         if choice.tier is None:
             return
+        if cut is not None and landed < choice.chunks:
+            tokens = (choice.chunks - landed) * choice.chunk_tokens
+            saved_s = float(choice.saved_s[choice.chunks] - choice.saved_s[min(landed, choice.chunks)])
+            self._refusals.note(cut, tokens, is_busy=choice.is_busy, saved_s=saved_s)
         is_whole = landed >= choice.chunks
         lost_s = choice.lost_s(waited_s + asked_s, landed)
         if is_whole or waited_s >= choice.patience_s(landed, 0.0):  # else it was aborted, or met a fault
             self._late += not is_whole
             self._loads[choice.tier] = self._loads[choice.tier].after(choice.load_s, waited_s)
             if choice.recompute_s:
-                self._tiers[choice.tier].judge(lost_s < 0)
+                self._tiers[choice.tier].judge(choice.gained(waited_s, landed))
         if lost_s <= BOUND_SHARE * choice.recompute_s + BOUND_S:
             self._trust = min(self._trust + choice.is_risky + risked, _MAX_TRUST)
 
@@ -234,6 +185,10 @@ class CostModel:
             return None
         per_step_s, per_token_s, per_attended_s = self._prefill.fit.rates
         return per_step_s, per_token_s, per_attended_s
+
+    def copy_s(self, size: int) -> float:
+        """To copy `size` bytes from RAM to the engine; 0 while unknown."""
+        return self._copies.predict((1.0, float(size)))
 
     def load_s(self, tier: Tier, chunks: int, chunk_bytes: int) -> float:
         """Until so many chunks of a lower tier are in RAM, if it is as slow as it sometimes is."""
@@ -267,16 +222,20 @@ class CostModel:
         chain = [run for run in chain if run.chunks > 0]
         chunks = sum(run.chunks for run in chain)
         ram = sum(run.chunks for run in takewhile(lambda run: run.tier is Tier.RAM, chain))
-        waits = self._waits(chain, text.step_s)
+        waits = self._waits(chain)
         if ram == chunks or not self._prefill.is_known:
             self._loaded += chunks > ram
+            self._queue_s(
+                text,
+                self.prefill_s(min(text.gpu_tokens + ram * text.chunk_tokens, text.total_tokens), text.total_tokens),
+            )
             return _whole(chunks, ram, waits, text.chunk_tokens / _UNKNOWN_TOKENS_PER_S)
         first = text.gpu_tokens // text.chunk_tokens
         have = np.minimum(np.arange(first, first + chunks + 1) * text.chunk_tokens, max(text.total_tokens - 1, 0))
         have[0] = text.gpu_tokens
         rest_s = self._prefill.seconds(have, text.total_tokens) + self._copying(chain)
         factor = self._prefill.factor(int(have[ram]), text.total_tokens)
-        return self._choose(chain, ram, self._forecast(waits, rest_s, ram, text.busy_s), 1 / factor)
+        return self._choose(chain, ram, text, self._forecast(waits, rest_s, text), 1 / factor)
 
     def report(self) -> CostReport:
         """All of it, as it is now."""
@@ -292,6 +251,7 @@ class CostModel:
             tiers={tier: _estimate(speed) for tier, speed in self._tiers.items()},
             tokens_per_s=1 / per_token_s if per_token_s else 0.0,
             trust=self._trust,
+            refusals=self._refusals.counts(),
         )
 
     def check(self) -> None:
@@ -304,7 +264,7 @@ class CostModel:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _waits(self, chain: Sequence[Run], step_s: float) -> dict[Tier, Seconds]:
+    def _waits(self, chain: Sequence[Run]) -> dict[Tier, Seconds]:
         """By tier: until those of the first k chunks are up that lie there. Raises: KeyError for an unknown tier."""
         now_s = self._clock.monotonic()
         lengths = [run.chunks for run in chain]
@@ -312,8 +272,7 @@ class CostModel:
         for tier in {run.tier for run in chain} - {Tier.RAM}:
             counts = _sums([run.tier is tier for run in chain], lengths)
             sizes = _sums([run.chunk_bytes * (run.tier is tier) for run in chain], lengths)
-            load_s = self._tiers[tier].load_s(counts, sizes, now_s)
-            waits[tier] = np.maximum(load_s, step_s) * (counts > 0)
+            waits[tier] = self._tiers[tier].load_s(counts, sizes, now_s) * (counts > 0)
         return waits
 
     def _copying(self, chain: Sequence[Run]) -> Seconds:
@@ -322,42 +281,74 @@ class CostModel:
         latency_s, per_byte_s = self._copies.rates
         return np.asarray((per_byte_s * sizes + latency_s) * (sizes > 0), np.float64)
 
-    def _forecast(self, waits: Mapping[Tier, Seconds], rest_s: Seconds, ram: int, busy_s: float) -> _Forecast:
+    def _forecast(self, waits: Mapping[Tier, Seconds], rest_s: Seconds, text: Text) -> _Forecast:
         late_s = np.maximum.reduce([wait_s * self._tiers[tier].factor for tier, wait_s in waits.items()])
-        saved_s = np.maximum(rest_s[ram] - rest_s, 0.0) + busy_s
-        return _Forecast(waits, late_s, np.maximum(late_s, busy_s) + rest_s, rest_s, saved_s)
+        is_waiting = late_s > 0
+        # What lands while a step runs is used by the next one.
+        wait_s = np.maximum(np.maximum.reduce(list(waits.values())), text.step_s) * is_waiting
+        late_s = np.maximum(late_s, text.step_s) * is_waiting
+        own_s = np.maximum(wait_s, text.busy_s) + rest_s
+        coming = text.per_s * (text.busy_s + rest_s / 2) / max(1 - text.load, LEAST_FREE)
+        total_s = own_s + (text.others + coming) * rest_s
+        queue_s = 0.0
+        for tier, load_s in waits.items():
+            speed = self._tiers[tier]
+            tier_queue_s = speed.queue_s(self._clock.monotonic())
+            work_s = np.maximum(load_s - tier_queue_s, 0.0)
+            total_s = total_s + speed.coming(tier_queue_s + work_s / 2) * work_s
+            queue_s = max(queue_s, tier_queue_s)
+        total_s = total_s + text.waiting * np.maximum(rest_s - queue_s / 2, 0.0)
+        return _Forecast(waits, late_s, rest_s, own_s, total_s)
 
-    def _choose(self, chain: Sequence[Run], ram: int, forecast: _Forecast, known: float) -> Choice:
+    def _choose(self, chain: Sequence[Run], ram: int, text: Text, forecast: _Forecast, known: float) -> Choice:
         """The best choice, between the `ram` chunks that are up and all.
 
         known: the share of the predicted computing that can be counted on.
         """
-        total_s, late_s = forecast.total_s, forecast.late_s
-        least_s, earned_s = known * float(total_s[ram]), known * forecast.saved_s
+        late_s, rest_s = forecast.late_s, forecast.rest_s
+        spared_s = np.maximum(rest_s[ram] - rest_s, 0.0)
+        queue_s = self._queue_s(text, float(rest_s[ram]))
+        least_s, earned_s = known * (queue_s + float(rest_s[ram])), known * (spared_s + queue_s)
         patiences_s = earned_s + min(RESERVE * (BOUND_SHARE * least_s + BOUND_S), least_s)
-        over = np.flatnonzero(late_s[ram + 1 :] > patiences_s[ram:-1])  # the next chunk, with all before it landed
-        sure = ram + int(over[0]) if len(over) else len(total_s) - 1
-        computing_s = float(forecast.rest_s[ram])
-        taken = _best(total_s, ram, len(total_s) - 1, _RISK_MARGIN * computing_s) if self._trust >= 1 else ram
-        is_risky = taken > sure
+        limits_s = earned_s + least_s
+        sure, last = (_reach(late_s, ram, within_s) for within_s in (patiences_s, np.maximum(limits_s, patiences_s)))
+        margin_s = _MARGIN * (1 + text.others) * float(rest_s[ram])
+        best = _best(forecast.total_s, ram, last, margin_s)
+        is_risky = best > sure and self._trust >= 1
+        taken = best if is_risky or best <= sure else _best(forecast.total_s, ram, sure, margin_s)
+        if taken < len(rest_s) - 1:
+            saved_s = float(forecast.total_s[taken] - forecast.total_s[best])
+            tokens = (len(rest_s) - 1 - taken) * text.chunk_tokens
+            self._refusals.note(
+                "bound" if taken < best else "slower", tokens, is_busy=text.is_engine_busy, saved_s=saved_s
+            )
         if is_risky:
             self._trust -= 1
             next_s = np.append(late_s[1:], late_s[-1])
-            patiences_s = np.maximum(patiences_s, np.minimum(earned_s + least_s, 2 * next_s + BOUND_S))
-        else:
-            taken = _best(total_s, ram, sure, _MARGIN * computing_s)
+            patiences_s = np.maximum(patiences_s, np.minimum(limits_s, 2 * next_s + BOUND_S))
         tier = _slowest(forecast.waits, taken) if taken > ram else None
+        worth_s = (1 + text.others) * spared_s + max(text.busy_s, text.step_s)
         return Choice(
             chunks=taken,
             probe=self._note(chain, ram, taken),
             tier=tier,
             load_s=float(forecast.waits[tier][taken]) if tier else 0.0,
-            rest_s=float(forecast.rest_s[taken]),
-            recompute_s=float(total_s[ram]),
+            rest_s=float(rest_s[taken]),
+            recompute_s=queue_s + float(rest_s[ram]),
             is_risky=is_risky,
-            saved_s=forecast.saved_s,
+            saved_s=spared_s + queue_s,
             patiences_s=patiences_s,
+            worth_s=worth_s,
+            is_busy=text.is_engine_busy,
+            chunk_tokens=text.chunk_tokens,
         )
+
+    def _queue_s(self, text: Text, rest_s: float) -> float:
+        """How long from now a request would wait for the engine if nothing were ever loaded, and note that it came."""
+        now_s = self._clock.monotonic()
+        begin_s = max(self._plain_s, now_s - text.waited_s)
+        self._plain_s = begin_s + rest_s
+        return max(begin_s - now_s, text.busy_s)
 
     def _note(self, chain: Sequence[Run], ram: int, taken: int) -> int:
         """Count a choice, and tell the tiers; returns how many chunks to probe."""
@@ -372,7 +363,8 @@ class CostModel:
                 self._probed += probe
                 return probe
             if run.tier is not Tier.RAM:
-                self._tiers[run.tier].take()
+                size = min(run.chunks, taken - at) * run.chunk_bytes
+                self._tiers[run.tier].take(size, self._clock.monotonic())
             at += run.chunks
         self._refused += taken < at
         return 0
@@ -383,11 +375,17 @@ def _whole(chunks: int, ram: int, waits: Mapping[Tier, Seconds], chunk_s: float)
     tier = _slowest(waits, chunks)
     load_s = float(waits[tier][chunks]) if tier else 0.0
     saved_s = np.maximum(np.arange(chunks + 1) - ram, 0) * chunk_s
-    return Choice(chunks, 0, tier, load_s, 0.0, 0.0, False, saved_s, saved_s + RESERVE * BOUND_S)
+    return Choice(chunks, 0, tier, load_s, 0.0, 0.0, False, saved_s, saved_s + RESERVE * BOUND_S, saved_s)
 
 
 def _slowest(waits: Mapping[Tier, Seconds], taken: int) -> Tier | None:
     return max(waits, key=lambda tier: float(waits[tier][taken]), default=None)
+
+
+def _reach(late_s: Seconds, ram: int, patiences_s: Seconds) -> int:
+    """How many chunks land in time, each before the patience ends that those before it have bought."""
+    over = np.flatnonzero(late_s[ram + 1 :] > patiences_s[ram:-1])
+    return ram + int(over[0]) if len(over) else len(late_s) - 1
 
 
 def _best(total_s: Seconds, first: int, last: int, least_s: float) -> int:

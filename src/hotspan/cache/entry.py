@@ -6,7 +6,7 @@ from enum import Enum
 
 from msgspec import Struct
 
-from hotspan.cache.cost import Choice
+from hotspan.cache.choice import Choice
 from hotspan.core.terms import Terms
 from hotspan.core.types import Chunk, ChunkKey, Tier
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from hotspan.cache.entry import Entry, State
 from hotspan.cache.stats import CacheStats
-from hotspan.core.clock import Clock
+from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.deadline import Deadline
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey, Tier
@@ -16,6 +16,13 @@ from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.slab import SharedSlab
 
 _SLICE_S = 0.001
+
+_FIRST_DEPTH, _LEAST_DEPTH, _LONG_S = 64, 8, 1.0
+"""Chunks that a tier is given to write at a time: twice as many when it had none left before the scheduler looked, half
+as many when one took longer than this. They can't be evicted meanwhile, and requests want their slots."""
+
+_SOON = 1
+"""A tier keeps up if at most so many times what it is given at a time waits for it."""
 
 
 class LowerTiers:
@@ -34,7 +41,7 @@ class LowerTiers:
     ) -> None:
         self.tiers = tuple(tiers)
         self._entries = entries
-        self._queues = [StoreQueue(entries, slab, tier, stats) for tier in tiers]
+        self._queues = [StoreQueue(entries, slab, tier, stats, clock) for tier in tiers]
         self._clock = clock
 
     # -- what is there ---------------------------------------------------------------------------------------------
@@ -116,6 +123,10 @@ class LowerTiers:
         """How many chunks wait for each tier, or are on their way to it."""
         return {tier.tier: queue.queued for tier, queue in zip(self.tiers, self._queues, strict=True)}
 
+    def writing(self) -> dict[Tier, int]:
+        """How many chunks each tier was given and has not written yet."""
+        return {tier.tier: queue.writing for tier, queue in zip(self.tiers, self._queues, strict=True)}
+
     def unwritten(self) -> dict[Tier, int]:
         """The chunks that each tier does not have though it was to: those that are queued, and failed writes."""
         return {tier.tier: queue.queued + queue.failed for tier, queue in zip(self.tiers, self._queues, strict=True)}
@@ -131,6 +142,10 @@ class LowerTiers:
     def waits(self, key: ChunkKey) -> bool:
         """Whether a chunk is to be given to a tier that does not have it."""
         return any(queue.waits(key) for queue in self._queues)
+
+    def spares(self, key: ChunkKey) -> bool:
+        """Whether a chunk should stay in RAM a little: a tier that does not have it will get it soon."""
+        return any(queue.spares(key) for queue in self._queues)
 
     def left(self, key: ChunkKey) -> None:
         """A chunk went from RAM for room: what waited for it is counted."""
@@ -189,7 +204,14 @@ class StoreQueue:
     failed: writes that ended with a fault.
     """
 
-    def __init__(self, entries: Mapping[ChunkKey, Entry], slab: SharedSlab, tier: LowerTier, stats: CacheStats) -> None:
+    def __init__(
+        self,
+        entries: Mapping[ChunkKey, Entry],
+        slab: SharedSlab,
+        tier: LowerTier,
+        stats: CacheStats,
+        clock: Clock | None = None,
+    ) -> None:
         self._entries = entries
         self._slab = slab
         self._tier = tier
@@ -197,12 +219,22 @@ class StoreQueue:
         self._offered: OrderedDict[ChunkKey, None] = OrderedDict()  # in the order in which they came
         self._held: dict[ChunkKey, list[ChunkKey]] = {}  # set aside, with those that wait for them
         self._writing: dict[ChunkKey, Entry] = {}
+        self._clock = clock or SystemClock()
+        self._begun_s: dict[ChunkKey, float] = {}
+        self._most = max(slab.slots // 4, _LEAST_DEPTH)
+        self._depth = min(_FIRST_DEPTH, self._most)
+        self._is_full = False  # more was offered than the depth allows
         self.failed = 0
 
     @property
     def queued(self) -> int:
         """How many chunks wait for the tier, or are on their way to it."""
         return len(self._offered) + len(self._held) + len(self._writing)
+
+    @property
+    def writing(self) -> int:
+        """How many chunks the tier was given and has not written yet."""
+        return len(self._writing)
 
     def holds(self, key: ChunkKey) -> bool:
         """Whether the tier has the chunk, or is being given it."""
@@ -218,6 +250,10 @@ class StoreQueue:
         """Whether a chunk is to be given to the tier."""
         return key in self._offered or key in self._held
 
+    def spares(self, key: ChunkKey) -> bool:
+        """Whether the tier, which does not have a chunk, will get it soon: it keeps up with what it is given."""
+        return self.waits(key) and len(self._offered) <= _SOON * self._depth
+
     def left(self, key: ChunkKey) -> None:
         """A chunk went from RAM for room."""
         if self.waits(key):
@@ -232,7 +268,12 @@ class StoreQueue:
     def step(self) -> None:
         """Hand over chunks until the tier takes no more."""
         self._release(self._tier.released())
+        if self._offered and not self._writing and self._is_full:  # it has rested meanwhile
+            self._depth = min(2 * self._depth, self._most)
         while self._offered and (storage := self._tier.working) is not None and storage.can_store():
+            self._is_full = len(self._writing) >= self._depth
+            if self._is_full:
+                break
             key, _ = self._offered.popitem(last=False)
             entry = self._entries.get(key)
             if entry is None or entry.state is not State.READY or key in self._writing or self._tier.lookup(key):
@@ -246,6 +287,7 @@ class StoreQueue:
                 entry.pins += 1
                 entry.moving += 1
                 self._writing[key] = entry
+                self._begun_s[key] = self._clock.monotonic()
             else:
                 self._stats.stores_refused[self._tier.tier] += 1
 
@@ -266,6 +308,9 @@ class StoreQueue:
     def ended(self, transfer: Transfer) -> Entry:
         """A write ended: the chunk's entry, whose slot the tier uses no more."""
         entry = self._writing.pop(transfer.key)
+        ended_s = transfer.ended_s or self._clock.monotonic()
+        if ended_s - self._begun_s.pop(transfer.key) > _LONG_S:
+            self._depth = max(self._depth // 2, _LEAST_DEPTH)
         entry.pins -= 1
         entry.moving -= 1
         self.failed += transfer.fault is not None

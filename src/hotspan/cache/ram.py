@@ -184,7 +184,7 @@ class RamTier:
             nonlocal passed_over
             if not self._may_go(key) or (key == chunk.parent and not lower.holds(key)):
                 return False
-            if passed_over < _PASSED_OVER and lower.waits(key):
+            if passed_over < _PASSED_OVER and lower.spares(key):
                 passed_over += 1
                 return False
             if spares_pinned and self.kept.keeps(key, self._terms):

@@ -12,7 +12,7 @@ predicted is believed at once, what was much slower only after `doubts` such mea
 `Prefill` is the engine's fit, `TierSpeed` that of one tier. A tier moves `lanes` chunks at a time, which share its
 bandwidth. One transfer takes latency + bytes x chunks moving / bandwidth; many behind a queue take
 
-    latency x max(1, chunks / lanes) + bytes / bandwidth + how long the tier is overdue
+    latency x ceil(chunks / lanes) + bytes / bandwidth + how long the tier is overdue
 
 A stalled tier ends no transfer to learn from. Its delay so far counts instead, as if it stalled as long again.
 """
@@ -232,6 +232,30 @@ class Prefill:
         return np.ceil(tokens / self._step_tokens), tokens, attended
 
 
+LEAST_FREE = 0.5
+"""Least share of time in which an engine or a tier is taken to be free: what may come later never counts most."""
+
+
+class Arrivals:
+    """How many requests come per second: over about the last 16 of them."""
+
+    def __init__(self) -> None:
+        self._last_s = 0.0
+        self._gap_s = 0.0
+
+    def note(self, now_s: float) -> None:
+        """One came."""
+        if self._last_s:
+            gap_s = max(now_s - self._last_s, 0.0)
+            self._gap_s = self._gap_s + (gap_s - self._gap_s) / _MEMORY if self._gap_s else gap_s
+        self._last_s = now_s
+
+    @property
+    def per_s(self) -> float:
+        """Requests per second; 0 before the second one."""
+        return 1 / self._gap_s if self._gap_s > _SHORTEST_S else 0.0
+
+
 _LOAD_PRIOR = (1.0, 1 / (64 * MIB))
 """Before anything is known: a transfer's latency is as long as moving 64 MiB, so that a small one teaches latency."""
 
@@ -254,9 +278,12 @@ class TierSpeed:
         self._lanes = lanes
         self.fit = Fit(_LOAD_PRIOR, _LOAD_DOUBTS)
         self.queued_bytes = 0
+        self.storing_bytes = 0
         self._depths: deque[int] = deque()  # chunks in the queue when each of them joined it, itself included
         self._moved_s = 0.0  # when a transfer last ended, or the first in the queue began
         self._caution = 1.0
+        self._requests = Arrivals()
+        self._request_s = 0.0
         self._refused = 0
         self._gap = 1
         self._probed_s = 0.0
@@ -290,8 +317,23 @@ class TierSpeed:
     def load_s(self, chunks: Numbers, size: Numbers, now_s: float) -> Any:
         """Until `chunks` more, `size` bytes in all, are up if they are queued now. Numbers, or arrays of one shape."""
         latency_s, per_byte_s = self.fit.rates
-        waves = np.maximum((len(self._depths) + np.asarray(chunks)) / self._lanes, 1.0)
-        return latency_s * waves + per_byte_s * (self.queued_bytes + np.asarray(size)) + self._overdue_s(now_s)
+        waves = np.maximum(np.ceil((len(self._depths) + np.asarray(chunks)) / self._lanes), 1.0)
+        ahead = self.queued_bytes + self.storing_bytes
+        return latency_s * waves + per_byte_s * (ahead + np.asarray(size)) + self._overdue_s(now_s)
+
+    def queue_s(self, now_s: float) -> float:
+        """Until what is queued now is up."""
+        latency_s, per_byte_s = self.fit.rates
+        ahead = self.queued_bytes + self.storing_bytes
+        return latency_s * (len(self._depths) / self._lanes) + per_byte_s * ahead + self._overdue_s(now_s)
+
+    def coming(self, seconds: Any) -> Any:
+        """How many requests are expected to load from here within so long, and to wait for what is loaded now."""
+        return self._requests.per_s * seconds / max(1 - self._requests.per_s * self._request_s, LEAST_FREE)
+
+    def note_stores(self, chunks: int, chunk_bytes: int) -> None:
+        """So many chunks are being written, or wait for it: a load lets those go first that have begun."""
+        self.storing_bytes = min(chunks, self._lanes) * chunk_bytes
 
     def judge(self, gained: bool) -> None:
         """Note whether a request that loaded from this tier gained by it, compared with computing.
@@ -300,9 +342,11 @@ class TierSpeed:
         """
         self._caution = max(1.0, self._caution / 2) if gained else min(2 * self._caution, _MAX_CAUTION)
 
-    def take(self) -> None:
-        """A request loads from here: the tier is found fast enough."""
+    def take(self, size: int, now_s: float) -> None:
+        """A request loads so many bytes from here: the tier is found fast enough."""
         self._refused, self._gap = 0, 1
+        self._requests.note(now_s)
+        self._request_s += (self.fit.rates[1] * size - self._request_s) / _MEMORY
 
     def refuse(self, now_s: float) -> int:
         """A request had better not load from here; how many chunks should be, to see whether the tier is still slow.

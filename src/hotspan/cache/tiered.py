@@ -13,7 +13,8 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hotspan.cache.cost import CostModel, Text
+from hotspan.cache.choice import Text
+from hotspan.cache.cost import CostModel
 from hotspan.cache.entry import Entry, Reader, State
 from hotspan.cache.lower import LowerTiers
 from hotspan.cache.prefetch import Prefetches, by_longest
@@ -141,6 +142,11 @@ class TieredCache:
         """The reader waits no longer: what is not in RAM is a MISS for it."""
         self._waits.release(reader)
         reader.cut = True
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for chunks that are on their way to RAM."""
+        return self._waits.waiting
 
     def is_waiting(self, reader: Reader) -> bool:
         """Whether asking again would only be told RETRY: what the reader waits for is on its way and not late."""

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Literal
 
-from hotspan.cache.cost import CostModel, Run, Text
+from hotspan.cache.choice import Run, Text
+from hotspan.cache.cost import CostModel
 from hotspan.cache.entry import Entry, Plan, Reader, State
 from hotspan.cache.lower import LowerTiers
 from hotspan.cache.ram import RamTier
@@ -58,6 +60,7 @@ class Waits:
         self._landed_s = 0.0
         self._promoting: dict[ChunkKey, _Promotion] = {}
         self._readers: dict[ChunkKey, list[Reader]] = {}  # of chunks that are on their way to RAM
+        self._waiters: set[Reader] = set()
 
     # -- promotions ------------------------------------------------------------------------------------------------
 
@@ -74,6 +77,11 @@ class Waits:
         """The tiers from which chunks are being promoted: these, or all."""
         found = self._promoting if keys is None else self._promoting.keys() & keys
         return {self._promoting[key].source for key in found}
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for chunks that are being promoted."""
+        return len(self._waiters)
 
     @property
     def is_waited_for(self) -> bool:
@@ -109,10 +117,10 @@ class Waits:
         entry.moving -= 1
         if self._cost is not None:
             seconds = transfer.seconds if transfer.fault is None else None
-            self._cost.end_load(tier, self._ram.slab.slot_bytes, seconds)
+            self._cost.end_load(tier, self._ram.slab.slot_bytes, seconds, transfer.ended_s or None)
         if not entry.deleted and transfer.fault is None:
             entry.state = State.READY
-            self.wake(transfer.key, tier)
+            self.wake(transfer.key, tier, transfer.ended_s)
         elif not entry.deleted:
             for reader in self._readers.get(transfer.key, ()):
                 reader.cut = True
@@ -135,8 +143,13 @@ class Waits:
         if reader.is_asking:
             return False
         for tier in self._lower.asked(awaited) if awaited is not None else []:
-            tier.late()
+            tier.late(began_s)
+        if awaited is not None and groups:
+            unknown = sum(self._is_unknown(chunk.key) for chunk in groups[0][first:])
+            self._cost.note_unanswered(text, unknown * text.chunk_tokens)
         chain = groups[0][first:] if groups else []
+        for writer, chunks in self._lower.writing().items():
+            self._cost.note_stores(writer, chunks, self._ram.slab.slot_bytes)
         choice = self._cost.cut(text, self._runs(chain, len(groups)))
         refused = frozenset(chunk.key for chunk in chain[choice.chunks :])
         reader.plan = Plan(choice, chain, refused, began_s, now_s, bool(reader.risk_s), awaited is None)
@@ -170,6 +183,7 @@ class Waits:
         if self._pace is not None:
             self._pace.is_slow = False
         reader.waiting.add(key)
+        self._waiters.add(reader)
         self._readers.setdefault(key, []).append(reader)
         return True
 
@@ -177,8 +191,9 @@ class Waits:
         """What to tell a request that waits for chunks."""
         if not self.is_late(reader):
             return Lookup.RETRY
+        since_s = reader.plan.chosen_s if reader.plan is not None else reader.since_s
         for source in self.sources(reader.waiting):
-            source.late()
+            source.late(since_s or 0.0)
         return self._cut(reader)
 
     def await_room(self, reader: Reader, is_loading: bool) -> Lookup:
@@ -202,11 +217,14 @@ class Waits:
         if not self.is_late(reader):
             return Lookup.RETRY
         for tier in asked:
-            tier.late()
+            tier.late(reader.since_s or 0.0)
         return self._cut(reader)
 
-    def wake(self, key: ChunkKey, source: Tier | None) -> None:
-        """Tell the readers of a chunk that it came to RAM from `source`, or (None) that it never will."""
+    def wake(self, key: ChunkKey, source: Tier | None, ended_s: float = 0.0) -> None:
+        """Tell the readers of a chunk that it came to RAM from `source`, or (None) that it never will.
+
+        ended_s: when it landed, which a step of the engine ago may be; 0 for now.
+        """
         landed_s = None
         if source is not None:
             landed_s = self._landed_s = self._clock.monotonic()
@@ -215,10 +233,12 @@ class Waits:
             reader.since_s = landed_s if reader.waiting else None
             if source is not None:
                 reader.promoted[key] = source
+            if not reader.waiting:
+                self._waiters.discard(reader)
             if reader.plan is not None:
-                self._advance(reader.plan)
+                self._advance(reader.plan, ended_s)
                 if not reader.waiting:
-                    self._end(reader)
+                    self._end(reader, reader.plan.landed_s)
 
     def reconsider(self, reader: Reader) -> None:
         """A request could not begin after all: what it was denied is decided anew when it is looked up again.
@@ -238,6 +258,7 @@ class Waits:
             if not readers:
                 del self._readers[key]
         reader.waiting.clear()
+        self._waiters.discard(reader)
         self._learn(reader)
         reader.since_s = None
         reader.is_asking = False
@@ -250,10 +271,10 @@ class Waits:
         self._stats.cuts += 1
         return Lookup.MISS
 
-    def _end(self, reader: Reader) -> None:
-        """A request waits no longer."""
+    def _end(self, reader: Reader, ended_s: float = 0.0) -> None:
+        """A request waits no longer, since `ended_s` or (0) from now on."""
         if reader.plan is not None and reader.plan.ended_s is None:
-            reader.plan.ended_s = self._clock.monotonic()
+            reader.plan.ended_s = max(ended_s, reader.plan.chosen_s) if ended_s else self._clock.monotonic()
 
     def _learn(self, reader: Reader) -> None:
         """The model learns what became of a request's choice."""
@@ -262,7 +283,11 @@ class Waits:
             ended_s = plan.ended_s if plan.ended_s is not None else self._clock.monotonic()
             waited_s, asked_s = ended_s - plan.chosen_s, plan.chosen_s - plan.began_s
             waited_s = 0.0 if plan.is_crowded else waited_s
-            self._cost.settle(plan.choice, waited_s, plan.landed, asked_s=asked_s, risked=plan.risked and plan.answered)
+            cut: Literal["late", "room"] | None = None
+            if reader.cut:
+                cut = "room" if plan.is_crowded else "late"
+            risked = plan.risked and plan.answered
+            self._cost.settle(plan.choice, waited_s, plan.landed, asked_s=asked_s, risked=risked, cut=cut)
 
     def _may_ask(self, cost: CostModel, reader: Reader, text: Text, waited_s: float) -> bool:
         """Whether a request may go on to wait for an answer."""
@@ -274,12 +299,13 @@ class Waits:
             reader.risk_s = cost.risk_s(text)
         return waited_s <= reader.risk_s
 
-    def _advance(self, plan: Plan) -> None:
+    def _advance(self, plan: Plan, ended_s: float = 0.0) -> None:
+        """Count what has landed of its chain; the last of it at `ended_s`, or (0) now."""
         before = plan.landed
         while plan.landed < len(plan.chain) and self._is_ready(plan.chain[plan.landed]):
             plan.landed += 1
         if plan.landed > before:
-            plan.landed_s = self._clock.monotonic()
+            plan.landed_s = max(plan.landed_s, ended_s or self._clock.monotonic())
 
     def _is_ready(self, chunk: Chunk) -> bool:
         entry = self._ram.entries.get(chunk.key)

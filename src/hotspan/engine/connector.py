@@ -22,6 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.forward_context import ForwardContext
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.v1.core.block_pool import BlockPool
@@ -57,6 +58,7 @@ from hotspan.engine.compat import (
 )
 from hotspan.engine.contract import ENGINE, TRIED_WITH
 from hotspan.engine.encoder.outputs import keeps_outputs
+from hotspan.engine.inline import InlineLoads, can_load_inline
 from hotspan.engine.manager import HotspanManager
 from hotspan.engine.opening import open_cache
 from hotspan.engine.plugin import log_as_vllm
@@ -80,10 +82,12 @@ class StepMetadata(OffloadingConnectorMetadata):
     """What hotspan's worker is told besides of a step.
 
     is_idle: it computes nothing: the worker may sleep for its loads.
+    inline:  load jobs that its forward pass waits for, and their requests.
     """
 
     is_idle: bool = False
     blend: Orders | None = None
+    inline: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -113,6 +117,7 @@ class HotspanConnector(OffloadingConnector):
         settings = _settings(vllm_config, extra)
         self._blends: BlendSteps | None = None  # a worker's that can blend
         self._no_blends: Report | None = None  # why it can't, until the scheduler is told
+        self._inline: InlineLoads | None = None
         self._stale: dict[int, int] = {}  # jobs of before the last reset, with the workers still to report them
 
         def opened(spec: HotspanSpec) -> HotspanManager:
@@ -139,6 +144,8 @@ class HotspanConnector(OffloadingConnector):
         if keeps_outputs(settings, vllm_config):
             self._keep_outputs(vllm_config)
         if role == KVConnectorRole.SCHEDULER:
+            if current_platform.is_cpu() and can_load_inline(self._scheduler):
+                self._inline = InlineLoads(self._scheduler, self.manager)
             if multiprocessing.current_process().name.startswith("EngineCore"):  # a process of its own
                 end_with_parent()
             offer_utility("hotspan", lambda core, command: core.scheduler.connector.administrator.do(command))
@@ -211,12 +218,17 @@ class HotspanConnector(OffloadingConnector):
             self.manager.note_answer(request.request_id)
             if blended:
                 return blended, True
+            if self._inline is not None and self._inline.answer(request, num_computed_tokens, tokens):
+                return tokens, False
         return tokens, is_async
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         if num_external_tokens and self._blend(request, blocks):
             num_external_tokens = 0  # of the tiers' chunks
-        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        fresh = self._inline.fresh(request, blocks) if self._inline is not None and num_external_tokens else None
+        super().update_state_after_alloc(request, fresh or blocks, num_external_tokens)
+        if self._inline is not None and fresh is not None:
+            self._inline.take(request, num_external_tokens)
         self.manager.begin(request, num_external_tokens)
 
     def _blend(self, request: Request, blocks: KVCacheBlocks) -> bool:
@@ -245,7 +257,9 @@ class HotspanConnector(OffloadingConnector):
             self.manager.note_blends()
         if is_idle and orders is None:
             self.manager.idle(_IDLE_S)
-        return StepMetadata(meta.load_jobs, meta.store_jobs, meta.jobs_to_flush, is_idle and orders is None, orders)
+        inline = self._inline.scheduled() if self._inline is not None else {}
+        is_idle = is_idle and orders is None
+        return StepMetadata(meta.load_jobs, meta.store_jobs, meta.jobs_to_flush, is_idle, orders, inline)
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         # The scheduler asks once for each step, when it has taken note of its output.
@@ -260,6 +274,8 @@ class HotspanConnector(OffloadingConnector):
         # vLLM forgets its jobs here and lets the workers finish them in the next step: until they report, their slots
         # must not be given to anybody.
         self._stale = {job_id: job.pending_count for job_id, job in self._scheduler._jobs.items()} | self._stale
+        if self._inline is not None:
+            self._stale |= self._inline.reset()
         answer = super().reset_cache()
         if self.manager.blending is not None:
             self.manager.blending.clear()
@@ -267,13 +283,17 @@ class HotspanConnector(OffloadingConnector):
         return answer
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        super().update_connector_output(connector_output)
         meta, blending = connector_output.kv_connector_worker_meta, self.manager.blending
+        done = dict(getattr(meta, "completed_jobs", {}))
+        if isinstance(meta, OffloadingWorkerMetadata):
+            self.manager.note_copies(meta.transfer_stats.load.bytes, meta.transfer_stats.load.time)
+            if self._inline is not None:
+                self._inline.note(meta)
+        super().update_connector_output(connector_output)
         if isinstance(meta, BlendedMetadata) and meta.blend and blending is not None:
             blending.note(meta.blend)
             self._end_clear()
         if self._stale:
-            done = getattr(connector_output.kv_connector_worker_meta, "completed_jobs", {})
             left = {job_id: pending - done.get(job_id, 0) for job_id, pending in self._stale.items()}
             self._stale = {job_id: pending for job_id, pending in left.items() if pending > 0}
             self._end_clear()
@@ -295,12 +315,20 @@ class HotspanConnector(OffloadingConnector):
 
     # -- a worker's ----------------------------------------------------------------------------------------------------
 
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        super().start_load_kv(forward_context, **kwargs)
+        meta = self._connector_metadata
+        if isinstance(meta, StepMetadata) and meta.inline and self.connector_worker is not None:
+            self.connector_worker.worker.wait(set(meta.inline))
+
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
         worker = self.connector_worker.worker if self.connector_worker is not None else None
         meta = self._connector_metadata
         if isinstance(meta, StepMetadata) and meta.is_idle and isinstance(worker, HostWorker):
             worker.await_loads(_IDLE_S)
         sending, receiving = super().get_finished(finished_req_ids)
+        if isinstance(meta, StepMetadata):
+            receiving = receiving.difference(meta.inline.values())  # they run already
         if self._blends is not None and isinstance(meta, StepMetadata) and meta.blend is not None:
             self._blends.run(meta.blend)  # behind the step's forward, whose tokens it may store
             receiving = receiving | self._blends.take_finished()

@@ -21,7 +21,6 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.request import Request
 
-from hotspan.cache.cost import Text
 from hotspan.cache.rhythm import Rhythm
 from hotspan.cache.savings import SavedText, Savings
 from hotspan.cache.tiered import TieredCache
@@ -125,6 +124,8 @@ class HotspanManager(OffloadingManager):
         if self.rhythm is not None and record.session is not None:
             self.rhythm.arrive(record.session)
         self.prefixes.arrive(record)
+        if self.steps is not None:
+            self.steps.arrive(request.request_id)
         if self.tracing is not None:
             self.tracing.admit(record)
         if self.outputs is not None:
@@ -180,7 +181,7 @@ class HotspanManager(OffloadingManager):
             self.cache.reconsider(record)
         if record.plan is None and self.steps is not None and record.groups:
             prompt, tokens = record.request.num_prompt_tokens, record.ranked[0].tokens
-            text = Text(prompt, tokens, record.kept_tokens, self.steps.step_s, self.steps.busy_s)
+            text = self.steps.text(request_id, prompt, tokens, record.kept_tokens, waiting=self.cache.waiting)
             is_waiting = not self.cache.choose(record.by_group(), record, text)
             if self.tracing is not None:
                 self.tracing.choose(record)
@@ -242,12 +243,24 @@ class HotspanManager(OffloadingManager):
         if self.tracing is not None:
             self.tracing.step()
         if self.steps is not None:
-            self.steps.begin(scheduled)
+            self.steps.schedule(scheduled)
 
     def note_blends(self) -> None:
         """The step that was scheduled last computes tokens of blends, too: its time says nothing of others."""
         if self.steps is not None:
             self.steps.disregard()
+
+    def note_copies(self, size: int, seconds: float) -> None:
+        """The worker copied so many bytes from RAM to the engine, in so much of its thread's time."""
+        if self.cache.cost is not None and size:
+            self.cache.cost.observe_copy(size, seconds)
+
+    def may_stall(self, tokens: int) -> bool:
+        """Whether the step that is being scheduled may wait for the copies of a request that loads so many tokens."""
+        if self.steps is None or self.cache.cost is None:
+            return True
+        size = -(-tokens // self.chunk_tokens) * self.group_count * self.cache.ram.slab.slot_bytes
+        return self.steps.may_stall(self.cache.cost.copy_s(size))
 
     def end_step(self) -> None:
         """The output of the oldest step was processed."""
@@ -327,8 +340,6 @@ class HotspanManager(OffloadingManager):
         size = len(keys) * self.cache.ram.slab.slot_bytes
         seconds = self._clock.monotonic() - record.load_began_s
         self.cache.stats.loaded(Tier.RAM, size, seconds)
-        if self.cache.cost is not None:
-            self.cache.cost.observe_copy(size, seconds)
         self._note_saved(record, seconds)
         if self.tracing is not None:
             self.tracing.load(record, seconds, size)

@@ -11,6 +11,7 @@ from vllm.v1.kv_offload.base import (
 
 from hotspan.cache.cost import CostReport
 from hotspan.cache.rates import Accuracy
+from hotspan.cache.refusals import Refused
 from hotspan.cache.stats import CacheStats
 from hotspan.cache.tiered import TieredCache
 from hotspan.keyring.keyring import NO_KEYS, Keyring
@@ -19,6 +20,7 @@ from hotspan.l2.follower import LogFollower
 _BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _TIER = ("tier",)
 _WHAT = ("what",)
+_REFUSED = ("reason", "engine")
 _BY_TIER = (
     *("hit_tokens", "load_bytes", "store_bytes", "evictions"),
     *("stores_refused", "stores_late", "invalidated", "expired"),
@@ -97,6 +99,17 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
         "Requests by what the cost model chose: asked in all, loaded from below RAM, refused to load some of what lies "
         "there, late when their patience was over before all was loaded.",
         ("choice",),
+    ),
+    "hotspan_cost_refusals": OffloadingCounterMetadata(
+        "Requests that computed tokens that lay in a lower tier, by reason (slower: computing them was sooner; bound: "
+        "loading would have been sooner, but might have kept the request longer than 1.05x of no cache + 50 ms; late: "
+        "they did not come in time; room: RAM had no slot; unanswered: the store did not answer in time) and by "
+        "whether the engine was busy or idle.",
+        _REFUSED,
+    ),
+    "hotspan_cost_refused_tokens": OffloadingCounterMetadata("Tokens that these requests computed.", _REFUSED),
+    "hotspan_cost_refused_saving_seconds": OffloadingCounterMetadata(
+        "What loading them would have saved all requests, by the model's estimate.", _REFUSED
     ),
     "hotspan_cost_probes": OffloadingCounterMetadata("Chunks loaded only to see how fast a tier is."),
     "hotspan_cost_predicted_seconds": OffloadingCounterMetadata(
@@ -246,6 +259,12 @@ class CacheMetrics:
     def _report_cost(self, now: CostReport, last: CostReport) -> None:
         for choice in ("asked", "loaded", "refused", "late"):
             self._add("hotspan_cost_requests", getattr(now, choice) - getattr(last, choice), choice)
+        for (reason, is_busy), count in now.refusals.items():
+            before = last.refusals.get((reason, is_busy), Refused())
+            labels = (reason, "busy" if is_busy else "idle")
+            self._add("hotspan_cost_refusals", count.requests - before.requests, *labels)
+            self._add("hotspan_cost_refused_tokens", count.tokens - before.tokens, *labels)
+            self._add("hotspan_cost_refused_saving_seconds", count.saved_s - before.saved_s, *labels)
         self._add("hotspan_cost_probes", now.probed - last.probed)
         for what, (accuracy, before) in _accuracies(now, last).items():
             if accuracy.count == before.count:

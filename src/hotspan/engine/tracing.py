@@ -22,7 +22,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from hotspan.cache.cost import Choice
+from hotspan.cache.choice import Choice
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.clock import Clock
 from hotspan.engine.requests import RequestRecord

@@ -37,12 +37,16 @@ _REFUSED = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EMLINK, errno.EBUSY)
 
 
 class Ended(NamedTuple):
-    """How a transfer ended. found: what is there after a store, if it may be known without asking."""
+    """How a transfer ended, and when (monotonic).
+
+    found: what is there after a store, if it may be known without asking.
+    """
 
     fault: Fault | None
     seconds: float = 0.0
     found: Found | None = None
     packing: Packing | None = None
+    ended_s: float = 0.0
 
 
 DROPPED = Ended(Fault.DROPPED)
@@ -113,7 +117,8 @@ class StoreJobs:
         except OSError as error:
             fault = Fault.DROPPED if error.errno in _REFUSED else Fault.IO
             logger.warning("l2_store_failed error=%s", str(error))
-        return Ended(fault, self._clock.monotonic() - started_s, found, packing)
+        now_s = self._clock.monotonic()
+        return Ended(fault, now_s - started_s, found, packing, now_s)
 
     def get(self, found: Found, scratch: memoryview, into: memoryview) -> Ended:
         """Load a chunk. What `into` holds is undefined after a fault."""
@@ -136,7 +141,8 @@ class StoreJobs:
         if isinstance(wrong, FrameFault):
             fault = Fault.GONE if wrong in _GONE else Fault.CORRUPT
             logger.warning("l2_frame_refused fault=%s", wrong.value)
-        return Ended(fault, self._clock.monotonic() - started_s, packing=None if wrong else packing)
+        now_s = self._clock.monotonic()
+        return Ended(fault, now_s - started_s, None, None if wrong else packing, now_s)
 
     def add_updates(self, updates: Mapping[ChunkKey, Sequence[bytes]]) -> bool:
         """Write what hits added to chunks; whether that is done."""

@@ -324,7 +324,7 @@ class RemoteTier:
 
     def _transfer(self, key: ChunkKey, ended: Ended, *, is_load: bool) -> Transfer:
         size = self._payload_bytes if ended.fault is None else 0
-        return Transfer(key, is_load, ended.fault, size, ended.seconds, ended.packing)
+        return Transfer(key, is_load, ended.fault, size, ended.seconds, ended.packing, ended.ended_s)
 
     def _submit_updates(self, at_most: int | None) -> None:
         if self._updates and not self._is_updating:

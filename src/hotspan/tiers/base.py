@@ -39,6 +39,7 @@ class Transfer:
 
     bytes:     of the chunk. seconds: on the I/O thread, without the wait in the queue.
     packing:   whether it was compressed; None in a tier that does not compress.
+    ended_s:   when it ended there (monotonic), which may be long before it is reported; 0 if it never began.
     """
 
     key: ChunkKey
@@ -47,6 +48,7 @@ class Transfer:
     bytes: int
     seconds: float
     packing: Packing | None = None
+    ended_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

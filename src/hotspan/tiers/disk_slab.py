@@ -530,13 +530,15 @@ class DiskSlab:
     ) -> None:
         slots = entry.slots
         fault, seconds, packing = self._jobs.store(slots, record, scratch, parts, lambda: self._table.write_all(slots))
-        self._end(entry, Transfer(entry.key, False, fault, record.payload_bytes, seconds, packing), told)
+        now_s = self._clock.monotonic()
+        self._end(entry, Transfer(entry.key, False, fault, record.payload_bytes, seconds, packing, now_s), told)
 
     def _load(
         self, entry: Entry, record: Record, scratch: memoryview, parts: Sequence[memoryview], told: Told | None
     ) -> None:
         fault, seconds, packing = self._jobs.load(entry.slots, record, scratch, parts)
-        self._end(entry, Transfer(entry.key, True, fault, record.chunk_bytes, seconds, packing), told)
+        now_s = self._clock.monotonic()
+        self._end(entry, Transfer(entry.key, True, fault, record.chunk_bytes, seconds, packing, now_s), told)
 
     def _free_slots(self, slots: Sequence[int]) -> None:
         self._write_records(slots)

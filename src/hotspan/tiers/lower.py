@@ -129,9 +129,13 @@ class LowerTier:
         """As StorageTier says."""
         return self.storage.wait(timeout_s)
 
-    def late(self) -> None:
-        """A request gave up waiting for this tier."""
-        self._lates += 1
+    def late(self, since_s: float) -> None:
+        """A request gave up waiting for this tier, for which it had waited since then (monotonic).
+
+        It counts only if no transfer ended meanwhile: of a tier that is only slow, or busy, the cost model knows.
+        """
+        if self._moved_s <= since_s:
+            self._lates += 1
 
     def join(self, key: ChunkKey, terms: Terms) -> None:
         """As StorageTier says; while the tier is given up it may still hold the chunk, and gets it when it is back."""

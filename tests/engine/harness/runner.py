@@ -111,8 +111,13 @@ class KnownBytes(Executor):
         connector, output = self.connector, KVConnectorOutput()
         connector.handle_preemptions(scheduler_output.kv_connector_metadata)
         connector.bind_connector_metadata(scheduler_output.kv_connector_metadata)
+        # As vLLM does: loads that this step's requests need come first, others beside it.
+        begins_with_loads = getattr(scheduler_output, "has_sync_kv_loads", True)
+        if begins_with_loads:
+            connector.start_load_kv(None)
         sampled = self._compute(scheduler_output)
-        connector.start_load_kv(None)
+        if not begins_with_loads:
+            connector.start_load_kv(None)
         connector.wait_for_save()
         if self.on_step is not None:
             worker = connector.connector_worker.worker

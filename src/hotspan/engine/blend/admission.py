@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
-from hotspan.cache.cost import BOUND_S, BOUND_SHARE, RESERVE
+from hotspan.cache.choice import BOUND_S, BOUND_SHARE, RESERVE
 from hotspan.cache.entry import Reader
 from hotspan.cache.tiered import TieredCache
 from hotspan.config.settings import BlendSettings

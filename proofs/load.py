@@ -1,0 +1,218 @@
+"""R13: load or compute, under load: at no point is the policy behind the better of "always load" and "never load".
+
+A point is an engine, a tier, a RAM, texts and requests that come, drawn by its number. The three policies serve the
+same requests on it, in simulated time, with hotspan's own decision code; each is warmed up first.
+"""
+
+import dataclasses
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from hotspan.cache.cost import CostModel
+from hotspan.cache.tiered import TieredCache
+from hotspan.core.types import MIB, Tier
+from hotspan.testing.chunks import chain
+from hotspan.testing.clock import SimulatedClock
+from hotspan.tiers.lower import LowerTier
+from proofs.load_world import CHUNK, NEVER, EmptySlab, Engine, LinkTier, Pace, Request, World
+from proofs.proof import Findings, Progress, Proof, rng_of
+
+Policy = Literal["hotspan", "always", "never"]
+MEASURES = ("wall_s", "mean_s", "p99_s")
+BEHIND = 1.05
+"""How far behind the better of the two a point may be."""
+
+_WARM = 24
+_PATIENCE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """points: drawn. only: the number of the one to run. requests: at each."""
+
+    seed: int = 0
+    points: int = 2000
+    only: int | None = None
+    requests: int = 200
+
+
+@dataclass(frozen=True)
+class Point:
+    """One set-up.
+
+    lanes: chunks that the tier moves at a time. ram_texts: texts that RAM holds. tail: tokens of a prompt behind its
+    chunks. answer: tokens that are decoded. clients: of a closed loop, or 0. rate: requests per second that come else.
+    new: share of requests with a text that nobody has asked before. noise: of a transfer.
+    """
+
+    engine: Engine
+    pace: Callable[[float], Pace]
+    lanes: int
+    chunk_bytes: int
+    texts: int
+    text_chunks: int
+    tail: int
+    answer: int
+    ram_texts: float
+    clients: int
+    requests: int
+    rate: float = 0.0
+    new: float = 0.0
+    noise: float = 0.1
+    tier: Tier = Tier.DISK
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the requests fared: seconds until all were answered, and to their first tokens; the share of tokens hit."""
+
+    wall_s: float
+    mean_s: float
+    p99_s: float
+    hit: float
+    ttft_s: np.ndarray[Any, np.dtype[np.float64]]
+
+
+def serve(point: Point, policy: Policy) -> Outcome:
+    """The requests of a point under one policy."""
+    world, texts = _world(point, policy)
+    rng = random.Random(point.seed)
+    picks = [
+        chain(f"new/{point.seed}/{n}", point.text_chunks) if rng.random() < point.new else rng.choice(texts)
+        for n in range(point.requests)
+    ]
+    began_s = _warm(world, point, texts)
+    waits = [rng.expovariate(point.rate) if point.rate else 0.0 for _ in range(point.requests)]
+    due = list(began_s + np.cumsum(waits))
+    ended: list[Request] = []
+    sent = 0
+
+    def arrive(now_s: float) -> tuple[list[Request], float]:
+        nonlocal sent
+        new: list[Request] = []
+        while sent < point.requests and (due[sent] <= now_s if point.rate else sent - len(ended) < point.clients):
+            at_s = float(due[sent]) if point.rate else now_s
+            new.append(_request(point, str(sent), at_s, picks[sent]))
+            sent += 1
+        return new, float(due[sent]) if point.rate and sent < point.requests else NEVER
+
+    world.run(arrive, ended.append)
+    ttft_s = np.array([request.ttft_s for request in ended])
+    hits = sum(request.hit_tokens for request in ended) / sum(request.tokens for request in ended)
+    wall_s = world.clock.monotonic() - began_s
+    return Outcome(wall_s, float(ttft_s.mean()), float(np.percentile(ttft_s, 99)), hits, ttft_s)
+
+
+def behind(point: Point) -> dict[str, float]:
+    """How many times worse than the better of always and never the policy is, by measure."""
+    hotspan, always, never = serve(point, "hotspan"), serve(point, "always"), serve(point, "never")
+    return {name: getattr(hotspan, name) / min(getattr(always, name), getattr(never, name)) for name in MEASURES}
+
+
+def draw(rng: random.Random, requests: int) -> Point:
+    """A point: engines of 1k to 1M tokens/s, disks of 0.1 to 50 GB/s, L2s of 1 to 100 ms, idle to 3x overload."""
+    per_s = _between(rng, 1e3, 1e6)
+    engine = Engine(
+        step_s=max(0.002, min(0.05, 40 / per_s)),
+        token_s=1 / per_s,
+        pair_s=rng.choice([0.0, 1 / per_s / 30_000]),
+        decode_s=rng.choice([0.0, 1 / per_s]),
+        step_tokens=rng.choice([512, 2048, 8192]),
+        slots=rng.choice([8, 64, 256]),
+        copy_bytes_per_s=rng.choice([5e9, 25e9]),
+    )
+    if rng.random() < 0.5:
+        tier, pace, lanes = Tier.DISK, Pace(rng.choice([1e-4, 1e-3]), _between(rng, 1e8, 5e10)), rng.choice([2, 4, 8])
+    else:
+        tier, pace, lanes = Tier.L2, Pace(_between(rng, 1e-3, 0.1), _between(rng, 1e8, 1e10)), rng.choice([2, 4, 8, 16])
+    texts = rng.choice([20, 60])
+    point = Point(
+        engine,
+        lambda at_s: pace,
+        lanes,
+        rng.choice([1, 6, 14, 32]) * MIB,
+        texts,
+        text_chunks=rng.choice([2, 3, 8, 20]),
+        tail=rng.choice([20, 112, 400]),
+        answer=rng.choice([1, 16]),
+        ram_texts=max(texts * rng.choice([0.1, 0.3, 0.7]), 8),
+        clients=rng.choice([1, 2, 4, 8, 16, 32]),
+        requests=requests,
+        new=rng.choice([0.0, 0.2, 0.5, 0.9]),
+        tier=tier,
+        seed=rng.randrange(1 << 30),
+    )
+    if rng.random() < 0.5:
+        return point
+    full = serve(dataclasses.replace(point, clients=32, requests=100), "never")
+    load = rng.choice([0.1, 0.3, 0.5, 0.8, 1.0, 1.3, 2.0, 3.0])
+    return dataclasses.replace(point, clients=0, rate=load * 100 / full.wall_s)
+
+
+def run(options: Options, progress: Progress) -> Proof:
+    """Draw points and serve them; a failure names a measure and how far behind it is."""
+    findings = Findings()
+    worst = dict.fromkeys(MEASURES, 0.0)
+    over = dict.fromkeys(MEASURES, 0)
+    cases = range(options.points) if options.only is None else [options.only]
+    for done, case in enumerate(cases):
+        found = behind(draw(rng_of("load", options.seed, case), options.requests))
+        for name, ratio in found.items():
+            worst[name] = max(worst[name], ratio)
+            over[name] += ratio > BEHIND
+        if any(ratio > BEHIND for ratio in found.values()):
+            findings.add(case, ", ".join(f"{name} {ratio:.2f}x" for name, ratio in found.items()))
+        progress(done + 1, len(cases))
+    figures: dict[str, Any] = {"points": len(cases), "failures": findings.count}
+    figures |= {f"behind_{name}": over[name] for name in MEASURES}
+    figures |= {f"worst_{name}": round(worst[name], 3) for name in MEASURES}
+    claim = "under load the policy is at most 5 % behind the better of always and never loading"
+    return Proof("load", claim, figures, not findings.count, tuple(findings.kept))
+
+
+# -- inside ------------------------------------------------------------------------------------------------------------
+
+
+def _world(point: Point, policy: Policy) -> tuple[World, list[list[Any]]]:
+    clock, rng = SimulatedClock(), random.Random(point.seed + 1)
+    slab = EmptySlab(max(int(point.ram_texts * point.text_chunks), 2), point.chunk_bytes)
+    depth = max(8, slab.slots // 2)
+    tier = LinkTier(point.tier, point.pace, point.chunk_bytes, point.lanes, clock, rng, point.noise, depth)
+    texts = [chain(f"{point.seed}/{n}", point.text_chunks) for n in range(point.texts)]
+    tier.parents |= {chunk.key: chunk.parent for text in texts for chunk in text}
+    lower = [LowerTier(lambda again: tier, clock)] if policy != "never" else []
+    decides = policy == "hotspan"
+    cost = CostModel(point.engine.step_tokens, {point.tier: point.lanes}, clock) if decides else None
+    cache = TieredCache(slab, *lower, patience_s=_PATIENCE_S, cost=cost, clock=clock)  # type: ignore[arg-type]
+    world = World(point.engine, cache, tier if lower else None, clock, random.Random(point.seed + 2))
+    return world, texts
+
+
+def _warm(world: World, point: Point, texts: list[list[Any]]) -> float:
+    """Serve a few requests one after the other, as a server does before it is under load; returns when they ended."""
+    sent: list[Request] = []
+
+    def arrive(now_s: float) -> tuple[list[Request], float]:
+        if len(sent) == _WARM or (sent and not sent[-1].ended_s):
+            return [], NEVER
+        n = len(sent)
+        text = texts[n * 7 % len(texts)] if n % 2 else chain(f"warm/{point.seed}/{n}", point.text_chunks)
+        sent.append(_request(point, f"warm-{n}", now_s, text))
+        return sent[-1:], NEVER
+
+    world.run(arrive, lambda request: None)
+    return world.clock.monotonic()
+
+
+def _request(point: Point, name: str, at_s: float, text: list[Any]) -> Request:
+    return Request(name, at_s, point.text_chunks * CHUNK + point.tail, text, point.answer)
+
+
+def _between(rng: random.Random, least: float, most: float) -> float:
+    return math.exp(rng.uniform(math.log(least), math.log(most)))

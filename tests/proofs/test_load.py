@@ -1,0 +1,86 @@
+"""Load or compute under load, at drawn set-ups and at those that once found a policy that was behind."""
+
+import dataclasses
+
+import pytest
+
+from hotspan.cache.cost import CostModel
+from hotspan.core.types import MIB, Tier
+from proofs import load
+from proofs.load import Point, serve
+from proofs.load_world import HUNG, Engine, Pace
+
+# A small model on two cores, 60 texts of 880 tokens on a disk, RAM for 12 of them.
+SMALL = Point(
+    Engine(step_s=0.03, token_s=1 / 3000, pair_s=3e-8, decode_s=0.004),
+    lambda at_s: Pace(0.001, 1e9),
+    lanes=4,
+    chunk_bytes=6 * MIB,
+    texts=60,
+    text_chunks=3,
+    tail=112,
+    answer=16,
+    ram_texts=12,
+    clients=8,
+    requests=200,
+)
+SLOW_L2 = dataclasses.replace(
+    SMALL,
+    engine=Engine(step_s=0.002, token_s=1 / 24_000),
+    pace=lambda at_s: Pace(0.06, 0.145e9),
+    lanes=2,
+    chunk_bytes=14 * MIB,
+    texts=20,
+    text_chunks=8,
+    ram_texts=14,
+    clients=1,
+    new=0.2,
+    tier=Tier.L2,
+)
+
+
+@pytest.mark.parametrize("clients", [1, 3, 8, 32])
+def test_hits_are_loaded_whatever_the_load(clients: int) -> None:
+    """However many clients ask, at least 85 % of the tokens are hits, as with a policy that always loads."""
+    point = dataclasses.replace(SMALL, clients=clients)
+    hotspan, always = serve(point, "hotspan"), serve(point, "always")
+    assert hotspan.hit > 0.85
+    assert hotspan.wall_s <= 1.02 * always.wall_s
+    assert hotspan.mean_s <= 1.05 * always.mean_s
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8, 1.0, 1.3])
+def test_arrivals_up_to_overload(share: float) -> None:
+    """At arrivals up to 1.3 times of what no cache can do, first tokens come no later than with the better policy."""
+    full = serve(dataclasses.replace(SMALL, clients=32, requests=100), "never")
+    found = load.behind(dataclasses.replace(SMALL, clients=0, rate=share * 100 / full.wall_s))
+    assert found["wall_s"] <= 1.05 and found["mean_s"] <= 1.05
+
+
+def test_a_tier_slower_than_the_engine_takes_no_hits_from_ram() -> None:
+    """RAM before a slow L2 keeps its hits: its slots are not full of chunks that wait to be written."""
+    hotspan, never = serve(SLOW_L2, "hotspan"), serve(SLOW_L2, "never")
+    assert hotspan.hit > 0.8 * never.hit
+    assert hotspan.wall_s <= 1.05 * never.wall_s
+
+
+@pytest.mark.parametrize("later", [Pace(0.1, 10e6), HUNG], ids=["100x slower", "hangs"])
+def test_a_tier_that_turns_bad_under_load(later: Pace) -> None:
+    """From then on requests fare as without it, but for the seconds until that is known."""
+    bad = dataclasses.replace(SMALL, pace=lambda at_s: Pace(0.001, 1e9) if at_s < 1020.0 else later)
+    hotspan, never = serve(bad, "hotspan"), serve(bad, "never")
+    assert hotspan.wall_s <= 1.05 * never.wall_s + 2.0
+    assert hotspan.p99_s <= 2 * never.p99_s + 2.0
+
+
+def test_no_set_up_loses_throughput() -> None:
+    """At drawn set-ups the policy is at most 5 % behind the better of always and never in throughput."""
+    found = load.run(load.Options(points=12, requests=100), lambda done, of: None).figures
+    assert found["points"] == 12 and found["worst_wall_s"] <= load.BEHIND
+
+
+def test_it_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that takes computing for free is found."""
+    monkeypatch.setattr(CostModel, "prefill_s", lambda self, start, stop: 0.0)
+    monkeypatch.setattr("hotspan.cache.rates.Prefill.seconds", lambda self, start, stop: 0.0 * (stop - start))
+    assert serve(SMALL, "hotspan").wall_s > 1.5 * serve(SMALL, "always").wall_s
