@@ -1,0 +1,133 @@
+"""One system under load: started, filled, then one point after the other."""
+
+import asyncio
+import contextlib
+import gc
+import shutil
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from benchmarks.load.figures import Figures, figures_of
+from benchmarks.load.rounds import Arrivals, Clients, Plays, Thinking, Turn
+from benchmarks.load.workloads import Workload
+from benchmarks.peers.measure import Asked
+from benchmarks.peers.systems import Place, System, start
+from hotspan.bench.prose import prose
+from hotspan.bench.records import RequestRecord
+from hotspan.bench.workloads.base import ClosedLoop, Prompt, RoundName
+from hotspan.core.aftermath import Aftermath
+from hotspan.demo.plan import EngineSettings
+
+FILLING: Final = 1
+"""Requests at a time while the caches are filled."""
+
+Answers = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A load: `clients` that wait for their answers, else `share` of what the engine alone can answer per second."""
+
+    requests: int
+    clients: int = 0
+    share: float = 0.0
+    per_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        if self.clients:
+            return f"{self.clients} clients" if self.clients > 1 else "1 client"
+        return f"arrivals at {self.share:g} of the engine's own throughput"
+
+    def plays(self, turns: Sequence[Turn], seed: int, *, is_thinking: bool) -> Plays:
+        if not self.clients:
+            return Arrivals(turns, self.per_s, seed)
+        return (Thinking if is_thinking else Clients)(turns, self.clients)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all systems of a run have in common. limit_s: for one point, before it is given up."""
+
+    engine: EngineSettings
+    workload: Workload
+    points: Sequence[Point]
+    seed: int
+    limit_s: float
+    aftermath: Aftermath
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The figures of each point, and the answers to all requests."""
+
+    figures: dict[str, Figures]
+    answers: Answers
+
+
+async def measure(system: System, place: Place, setting: Setting, reference: Mapping[str, str]) -> Measured:
+    """One start of a system, all points. A point that can't be measured has `error` instead of figures.
+
+    Leaves nothing in the place but its logs.
+    """
+    found, answers = dict[str, Figures](), Answers()
+    try:
+        with system.store(place, setting.aftermath) as store:
+            running = await asyncio.to_thread(start, system, place, setting.engine, setting.aftermath)
+            try:
+                async with Asked(running, store) as asked:
+                    for n in range(2):
+                        await asked.send(Prompt("warm", f"Warm-up {n}: {prose(n, 300)}", 4))
+                    for number, point in enumerate(setting.points):
+                        found[point.name] = await _point(asked, number, point, setting, reference, answers)
+            finally:
+                await asyncio.to_thread(running.end, signal.SIGTERM)
+    except SystemExit as error:
+        why = str(error).splitlines()[0]
+        found |= {point.name: {"error": why} for point in setting.points if point.name not in found}
+    finally:
+        shutil.rmtree(place.store, ignore_errors=True)
+    return Measured(found, answers)
+
+
+async def _point(
+    asked: Asked, number: int, point: Point, setting: Setting, reference: Mapping[str, str], answers: Answers
+) -> Figures:
+    stretch = setting.workload.stretch(number, point.requests, setting.seed)
+    plays = point.plays(stretch.turns, setting.seed + number, is_thinking=setting.workload.is_thinking)
+    records: list[RequestRecord] = []
+
+    async def send(prompt: Prompt, due_time: float | None = None) -> RequestRecord:
+        record = replace(await asked.send(prompt, len(records)), due_time=due_time)
+        records.append(record)
+        return record
+
+    try:
+        async with asyncio.timeout(setting.limit_s):
+            await ClosedLoop(RoundName.WARM_UP, stretch.fill, FILLING).play(send, time.monotonic)
+            filled = [record for record in records if not record.successful]
+            records.clear()
+            before, cpu_s = await asked.metrics(), await asked.cpu_s()
+            with _uncollected():
+                started = time.monotonic()
+                await plays.play(send, time.monotonic)
+                wall_s = time.monotonic() - started
+            cpu_s = await asked.cpu_s() - cpu_s
+    except TimeoutError:
+        return {"error": f"not answered within {setting.limit_s:g} s"}
+    answers |= {record.request_id: record.answer for record in records if record.successful}
+    after = await asked.metrics()
+    return figures_of(records, wall_s, cpu_s, before, after, reference) | {"fill_failed": len(filled)}
+
+
+@contextlib.contextmanager
+def _uncollected() -> Any:
+    """Garbage collection, which takes tens of milliseconds, does not delay requests."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
