@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,16 +16,19 @@ from benchmarks import real_model, real_texts
 from benchmarks.harness import arguments
 from benchmarks.load import always
 from benchmarks.load.figures import HEADS, figures_of, median, moved, quantiles, table
-from benchmarks.load.measure import Point
+from benchmarks.load.measure import Point, Setting
 from benchmarks.load.rounds import Arrivals, Clients, Plays, Thinking
 from benchmarks.load.systems import NAMES, TIERS, systems
 from benchmarks.load.workloads import SHAPES, Agents, Conversations, Documents, Passages, Turn, Workload, drawn
-from benchmarks.peers.systems import SYSTEMS
-from benchmarks.under_load import CLIENTS, SHARES, points_of
+from benchmarks.peers.systems import SYSTEMS, System, in_files
+from benchmarks.under_load import CLIENTS, SHARES, Comparison, points_of
+from hotspan.bench import counters
 from hotspan.bench.records import RequestRecord
 from hotspan.bench.workloads.base import Prompt
 from hotspan.config.settings import CacheOptions
+from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError
+from hotspan.demo.plan import EngineSettings
 
 PAGE = """# HELP hotspan_cost_requests_total Requests.
 hotspan_cost_requests_total{choice="loaded",engine="0",model_name="m"} %s
@@ -321,3 +325,36 @@ def test_texts_without_debians_tools_are_one_line(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigError, match="debian-reference-en, and there is no apt-get here"):
         real_texts._text(tmp_path, "debian-reference-en")
+
+
+def test_a_whole_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rounds over stand-ins: every system has all points in each, and the answers are held to the engine's own.
+
+    One that does not start has the reason in each point; nothing is left of what they stored.
+    """
+    monkeypatch.setattr(counters, "_WINDOW_S", 0.02)
+    fake = ("tests.demo.fake_hotspan", "serve")
+    ours = System(title="ours", program=fake, store=in_files, arguments=lambda place: ("--drifts",))
+    dies = System(title="dies", program=fake, arguments=lambda place: ("--dies",))
+    names = ("ours", "none", "dies")
+    options = SimpleNamespace(tier="disk", systems=names, rounds=2, dtype="float32", ram_gib=0.4, peers_ram_gib=0.6)
+    points = [Point(6, clients=2), Point(4, share=0.5)]
+    with Aftermath() as aftermath:
+        engine = EngineSettings(max_model_len=1024, threads=2, dtype="float32")
+        setting = Setting(engine, WORKLOADS["uniform"](), points, 7, 60.0, aftermath)
+        comparison = Comparison(options, tmp_path / "model", setting, tmp_path)
+        comparison.systems = {"ours": ours, "dies": dies, "none": System(title="none", program=fake)}
+        comparison.run()
+    medians = comparison.medians()
+    assert [*medians] == ["2 clients", "arrivals at 0.5 of the engine's own throughput"]
+    for point, rows in medians.items():
+        assert [*rows] == [*names] and len(comparison.rounds[point]["ours"]) == 2
+        assert rows["ours"]["requests"] == rows["ours"]["differing"] == (6 if "clients" in point else 4)
+        assert (rows["ours"]["failed"], rows["none"]["failed"]) == (0, 0)
+        assert "not ready" in rows["dies"]["error"]
+    assert comparison.capacity_per_s > 0
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "capacity",
+        *(f"{name}-{n}" for name in names for n in (0, 1)),
+    }
+    assert not list(tmp_path.glob("*/store"))
