@@ -83,15 +83,15 @@ def figures_of(
     }
 
 
-def median(runs: Sequence[Figures]) -> Figures:
-    """Figure by figure the median of the rounds; of what is no number, that of the first."""
-    first = runs[0]
-    if isinstance(first, dict):
-        keys = dict.fromkeys(key for run in runs for key in run)
-        return {key: median([run[key] for run in runs if key in run]) for key in keys}
-    if isinstance(first, (int, float)) and not isinstance(first, bool):
-        return statistics.median(value for value in runs if value is not None)  # type: ignore[return-value]
-    return first
+def median(runs: Sequence[Any]) -> Any:
+    """Figure by figure the median of the rounds that have it; of what is no number, that of the first round."""
+    known = [run for run in runs if run is not None]
+    if not known:
+        return None
+    if isinstance(known[0], dict):
+        keys = dict.fromkeys(key for run in known for key in run)
+        return {key: median([run.get(key) for run in known]) for key in keys}
+    return statistics.median(known) if isinstance(known[0], (int, float)) else known[0]
 
 
 HEADS: Final = (
