@@ -15,7 +15,7 @@ The engine's own pool has 17,408 tokens, RAM 9,300 (12 texts of 880; 0.3 GiB for
     documents   questions about 60 texts of 880 tokens, which were all asked about once
     chat        24 conversations or more in turn, which grow by 220 tokens per turn, from 440 to 2,200
     agents      sessions of coding agents: the first 767 tokens are the same for all, prompts grow up to 4,000 tokens,
-                clients think between two turns; shapes from recorded sessions (benchmarks/assets/agents/shapes.json)
+                clients think between two turns, shapes from recorded sessions (benchmarks/assets/agents/shapes.json)
 
     hotspan         as `hotspan serve` is, with the tier below RAM that --tier names
     hotspan-always  loads all that is there (no cost model, 5 s of patience)
@@ -29,8 +29,10 @@ Without --dtype the model is served in bfloat16 where the CPU computes it native
 KV and RAM.
 
 In each round every system is started once, in turn, and gets the same requests in the same order; its points follow
-one another. The figures are medians of the rounds. Answers are compared with those of `none` in the same round:
-requests that run together are summed in another order, so that some differ without a fault.
+one another. Before a point, what it is about is asked once, unmeasured; the engine alone is asked for the last of it
+only, twice what its pool holds. The figures are medians of the rounds. Answers are compared with those of `none` in the
+same round: requests that run together are summed in another order, so that some differ without a fault. The engine's
+threads spin while they wait for each other: other work on their cores makes all figures useless.
 """
 
 import asyncio
@@ -140,6 +142,8 @@ class Comparison:
     def _measured(self, name: str, directory: str, setting: Setting, reference: Mapping[str, str]) -> Measured:
         system: System = self.systems[name]
         python = self._options.python_peers if name.startswith("lmcache") else sys.executable
+        if name == "none":
+            setting = replace(setting, most_filled=2 * POOL_TOKENS // setting.workload.fill_tokens)
         place = Place.below(self._work, directory, self._model, self._sizes(name), python)
         return asyncio.run(measure(system, place, setting, reference))
 

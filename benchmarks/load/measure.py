@@ -1,14 +1,13 @@
 """One system under load: started, filled, then one point after the other."""
 
 import asyncio
-import contextlib
 import gc
 import shutil
 import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from benchmarks.load.figures import Figures, figures_of
 from benchmarks.load.rounds import Arrivals, Clients, Plays, Thinking, Turn
@@ -17,7 +16,7 @@ from benchmarks.peers.measure import Asked
 from benchmarks.peers.systems import Place, System, start
 from hotspan.bench.prose import prose
 from hotspan.bench.records import RequestRecord
-from hotspan.bench.workloads.base import ClosedLoop, Prompt, RoundName
+from hotspan.bench.workloads.base import ClosedLoop, Prompt, RoundName, Send
 from hotspan.core.aftermath import Aftermath
 from hotspan.demo.plan import EngineSettings
 
@@ -50,7 +49,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all systems of a run have in common. limit_s: for one point, before it is given up."""
+    """What all systems of a run have in common.
+
+    limit_s:     for one point, and for its fill, before it is given up.
+    most_filled: requests of a fill that are asked, the last ones; 0 for all.
+    """
 
     engine: EngineSettings
     workload: Workload
@@ -58,6 +61,7 @@ class Setting:
     seed: int
     limit_s: float
     aftermath: Aftermath
+    most_filled: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,27 +111,28 @@ async def _point(
 
     try:
         async with asyncio.timeout(setting.limit_s):
-            await ClosedLoop(RoundName.WARM_UP, stretch.fill, FILLING).play(send, time.monotonic)
-            filled = [record for record in records if not record.successful]
-            records.clear()
-            before, cpu_s = await asked.metrics(), await asked.cpu_s()
-            with _uncollected():
-                started = time.monotonic()
-                await plays.play(send, time.monotonic)
-                wall_s = time.monotonic() - started
-            cpu_s = await asked.cpu_s() - cpu_s
+            fill = ClosedLoop(RoundName.WARM_UP, stretch.fill[-setting.most_filled :], FILLING)
+            fill_s = await _timed(fill, send)
+        unfilled = sum(not record.successful for record in records)
+        records.clear()
+        before, cpu_s = await asked.metrics(), await asked.cpu_s()
+        async with asyncio.timeout(setting.limit_s):
+            wall_s = await _timed(plays, send)
+        cpu_s = await asked.cpu_s() - cpu_s
     except TimeoutError:
         return {"error": f"not answered within {setting.limit_s:g} s"}
     answers |= {record.request_id: record.answer for record in records if record.successful}
     after = await asked.metrics()
-    return figures_of(records, wall_s, cpu_s, before, after, reference) | {"fill_failed": len(filled)}
+    found = figures_of(records, wall_s, cpu_s, before, after, reference)
+    return found | {"fill_s": round(fill_s, 3), "fill_failed": unfilled}
 
 
-@contextlib.contextmanager
-def _uncollected() -> Any:
-    """Garbage collection, which takes tens of milliseconds, does not delay requests."""
+async def _timed(plays: Plays, send: Send) -> float:
+    """Seconds until all is answered. Garbage collection, which takes tens of milliseconds, does not delay requests."""
     gc.freeze()
     try:
-        yield
+        started = time.monotonic()
+        await plays.play(send, time.monotonic)
+        return time.monotonic() - started
     finally:
         gc.unfreeze()

@@ -43,12 +43,15 @@ class Stretch(NamedTuple):
 class Workload(Protocol):
     """Requests for one point after the other of a server that is started once.
 
-    request_tokens: the most that a request may have, answer included, in whole blocks.
+    request_tokens: the most that a request may have, answer included, in whole blocks. fill_tokens: of the fill's.
     is_thinking:    clients play one session after the other and think between its turns.
     """
 
     request_tokens: int
     is_thinking: bool
+
+    @property
+    def fill_tokens(self) -> int: ...
 
     def tokens(self, points: int) -> int:
         """At least as many as all texts and answers of so many points have."""
@@ -75,6 +78,10 @@ class Documents:
     request_tokens: int
     popularity: str = "uniform"
     is_thinking: bool = False
+
+    @property
+    def fill_tokens(self) -> int:
+        return self.request_tokens
 
     def tokens(self, points: int) -> int:
         """A question has blocks of its own."""
@@ -151,6 +158,10 @@ class Conversations:
         turn = PIECE_TOKENS + ANSWER_TOKENS + _TURN_TOKENS
         return in_blocks((self.most_turns + 2) * turn + _AROUND_TOKENS)
 
+    @property
+    def fill_tokens(self) -> int:
+        return in_blocks(2 * PIECE_TOKENS + ANSWER_TOKENS + _AROUND_TOKENS)
+
     def tokens(self, points: int) -> int:
         """Where a point has more turns than its sessions, it has more sessions: 400 turns have 50."""
         return points * max(self.sessions, 50) * self.request_tokens
@@ -189,6 +200,10 @@ class Agents:
         shapes = self.shapes["sessions"]
         longest = max(sum(tokens for tokens, _ in shape) + _TURN_TOKENS * len(shape) for shape in shapes)
         return in_blocks(longest * 11 // 10 + _AROUND_TOKENS)
+
+    @property
+    def fill_tokens(self) -> int:
+        return self.request_tokens
 
     def tokens(self, points: int) -> int:
         """For 400 turns at each, which take fewer than 48 sessions."""

@@ -90,6 +90,8 @@ def test_no_request_is_longer_than_the_workload_says(make: Callable[[], Workload
         words = sum(len(message.content.split()) for message in turn.prompt.messages)
         assert words <= workload.request_tokens
         most[turn.session] = max(most.get(turn.session, 0), words)
+    for prompt in stretch.fill:
+        assert len(prompt.content.split()) <= workload.fill_tokens
     if not isinstance(workload, Documents):
         assert sum(most.values()) <= workload.tokens(1)
 
