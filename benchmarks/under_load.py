@@ -2,7 +2,7 @@
 
 usage: python -m benchmarks.under_load [--systems hotspan hotspan-always ...] [--clients 1 8 ...] [--arrivals 0.8 ...]
            [--workload documents] [--popularity uniform] [--requests N] [--rounds 1] [--tier disk] [--seed 42]
-           [--dtype bfloat16] [--ram-gib 0.2] [--peers-ram-gib 0.3] [--limit-s 900]
+           [--dtype bfloat16] [--ram-gib 0.2] [--peers-ram-gib 0.3] [--limit-s 900] [--nice 0]
            [--python-peers .venv-peers/bin/python] [--work DIRECTORY, which keeps the logs]
            [--output benchmarks/results/under-load.json]
 
@@ -32,7 +32,8 @@ In each round every system is started once, in turn, and gets the same requests 
 one another. Before a point, what it is about is asked once, unmeasured; the engine alone is asked for the last of it
 only, twice what its pool holds. The figures are medians of the rounds. Answers are compared with those of `none` in the
 same round: requests that run together are summed in another order, so that some differ without a fault. The engine's
-threads spin while they wait for each other: other work on their cores makes all figures useless.
+threads spin while they wait for each other: other work on their cores makes all figures useless. `--nice -15`, as root,
+runs the systems before it.
 """
 
 import asyncio
@@ -172,6 +173,7 @@ def parsed() -> Any:
         peers_ram_gib=0.0,
         python_peers=str(PEERS.absolute()) if PEERS.is_file() else sys.executable,
         limit_s=900.0,
+        nice=0,
         cache="~/.cache/hotspan/real-model",
         work=Path,
     )
@@ -197,7 +199,7 @@ def main() -> None:
         engine = EngineSettings(max_model_len=workload.request_tokens, threads=usable_threads(), dtype=options.dtype)
         points = points_of(options.clients, options.arrivals, options.requests)
         aftermath = stack.enter_context(Aftermath())
-        setting = Setting(engine, workload, points, options.seed, options.limit_s, aftermath)
+        setting = Setting(engine, workload, points, options.seed, options.limit_s, aftermath, nice=options.nice)
         comparison = Comparison(options, model, setting, work)
         try:
             comparison.run()
@@ -215,7 +217,7 @@ def main() -> None:
 
 
 def _settings(options: Any) -> dict[str, Any]:
-    kept = ("dtype", "workload", "popularity", "tier", "seed", "ram_gib", "peers_ram_gib")
+    kept = ("dtype", "nice", "workload", "popularity", "tier", "seed", "ram_gib", "peers_ram_gib")
     return {"pool_tokens": POOL_TOKENS, "cores": usable_threads(), **{key: getattr(options, key) for key in kept}}
 
 

@@ -2,11 +2,13 @@
 
 import asyncio
 import gc
+import os
 import shutil
 import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from benchmarks.load.figures import Figures, figures_of
@@ -53,6 +55,7 @@ class Setting:
 
     limit_s:     for one point, and for its fill, before it is given up.
     most_filled: requests of a fill that are asked, the last ones; 0 for all.
+    nice:        of the systems' processes, from when they serve; below 0 they run before the machine's others.
     """
 
     engine: EngineSettings
@@ -62,6 +65,7 @@ class Setting:
     limit_s: float
     aftermath: Aftermath
     most_filled: int = 0
+    nice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,8 @@ async def measure(system: System, place: Place, setting: Setting, reference: Map
         with system.store(place, setting.aftermath) as store:
             running = await asyncio.to_thread(start, system, place, setting.engine, setting.aftermath)
             try:
+                for pid in running.pids if setting.nice else ():
+                    prioritise(pid, setting.nice)
                 async with Asked(running, store) as asked:
                     for n in range(2):
                         await asked.send(Prompt("warm", f"Warm-up {n}: {prose(n, 300)}", 4))
@@ -90,11 +96,22 @@ async def measure(system: System, place: Place, setting: Setting, reference: Map
             finally:
                 await asyncio.to_thread(running.end, signal.SIGTERM)
     except SystemExit as error:
-        why = str(error).splitlines()[0]
+        why = " ".join(str(error).splitlines())
         found |= {point.name: {"error": why} for point in setting.points if point.name not in found}
     finally:
         shutil.rmtree(place.store, ignore_errors=True)
     return Measured(found, answers)
+
+
+def prioritise(group: int, nice: int) -> None:
+    """Give all processes of a group, which has a session of its own, that nice value.
+
+    Where Linux shares the CPU by sessions (sched_autogroup), it is the session's value that counts.
+    """
+    session = Path(f"/proc/{group}/autogroup")
+    if session.exists():
+        session.write_text(f"{nice}")
+    os.setpriority(os.PRIO_PGRP, group, nice)
 
 
 async def _point(

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +18,7 @@ from benchmarks import real_model, real_texts
 from benchmarks.harness import arguments
 from benchmarks.load import always
 from benchmarks.load.figures import HEADS, figures_of, median, moved, quantiles, table
-from benchmarks.load.measure import Point, Setting
+from benchmarks.load.measure import Point, Setting, prioritise
 from benchmarks.load.rounds import Arrivals, Clients, Plays, Thinking
 from benchmarks.load.systems import NAMES, TIERS, systems
 from benchmarks.load.workloads import SHAPES, Agents, Conversations, Documents, Passages, Turn, Workload, drawn
@@ -327,6 +329,15 @@ def test_texts_without_debians_tools_are_one_line(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigError, match="debian-reference-en, and there is no apt-get here"):
         real_texts._text(tmp_path, "debian-reference-en")
+
+
+def test_a_group_and_its_session_get_the_nice_value() -> None:
+    """So that the processes that a server starts have it, whatever Linux shares the CPU by."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, start_new_session=True) as process:
+        prioritise(process.pid, 5)
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == 5
+        session = Path(f"/proc/{process.pid}/autogroup")
+        assert not session.exists() or session.read_text().split()[-1] == "5"
 
 
 def test_a_whole_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
