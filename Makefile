@@ -109,6 +109,12 @@ LMCACHE_NEEDS := aiofile aiofiles blake3 cachetools grpcio msgspec nvtx opentele
 peers: .venv-peers/.lmcache-$(LMCACHE) servers  ## hotspan beside vLLM alone, vLLM's offloading and LMCache (about 50 minutes; wants a quiet machine)
 	@.venv-peers/bin/python -m benchmarks.peers --output benchmarks/results/peers.json
 
+.PHONY: real-model under-load
+real-model: develop  ## Fetch a small trained model, as benchmarks under load use it (93 MB, about a minute)
+	@$(BIN)/python -m benchmarks.real_model
+under-load: .venv-peers/.lmcache-$(LMCACHE) develop servers  ## hotspan under load beside its peers: a trained model, 1 to 32 clients, arrivals (about 4 hours; wants a quiet machine)
+	@$(BIN)/python -m benchmarks.under_load --output benchmarks/results/under-load.json
+
 .PHONY: streams arrivals
 streams: .venv-peers/.lmcache-$(LMCACHE)  ## The requests of hotspan's bench beside those of LMCache's own (seconds, once its environment is there)
 	@.venv-peers/bin/python -m benchmarks.peers.streams --output benchmarks/results/streams.json

@@ -35,9 +35,11 @@ ALONE = ("none", "bound")
 NEW_TEXTS = 2
 
 
-async def measure(names: list[str], model: Path, work: Path, sizes: Sizes, aftermath: Aftermath) -> dict[str, Any]:
+async def measure(
+    names: list[str], model: Path, work: Path, demo: DemoSizes, sizes: Sizes, aftermath: Aftermath
+) -> dict[str, Any]:
     """The results of the systems of those names."""
-    engine = EngineSettings(max_model_len=sizes.demo.request_tokens, threads=usable_threads(), dtype="float32")
+    engine = EngineSettings(max_model_len=demo.request_tokens, threads=usable_threads(), dtype="float32")
 
     def place(name: str) -> Place:
         return Place.below(work, name, model, sizes)
@@ -50,10 +52,10 @@ async def measure(names: list[str], model: Path, work: Path, sizes: Sizes, after
             stack.callback(running.stack.close)
             alone.append(await stack.enter_async_context(Asked(running)))
         none, bound = alone
-        texts = [await none.fitted(n, sizes.demo.document_tokens) for n in range(sizes.demo.documents + NEW_TEXTS)]
+        texts = [await none.fitted(n, demo.document_tokens) for n in range(demo.documents + NEW_TEXTS)]
         for text in texts:
             await bound.ask(text, 1)
-        old, new = texts[: sizes.demo.documents], texts[sizes.demo.documents :]
+        old, new = texts[: demo.documents], texts[demo.documents :]
         for name in names:
             print(f"== {name}", flush=True)
             try:
@@ -108,7 +110,7 @@ def main() -> None:
         aftermath = stack.enter_context(Aftermath())
         model = make_demo_model(work / "model", "demo")
         sizes = Sizes.of(demo, 2 * model.kv_bytes_per_token)  # the engines compute in float32
-        results = asyncio.run(measure(options.systems, Path(model.path), work, sizes, aftermath))
+        results = asyncio.run(measure(options.systems, Path(model.path), work, demo, sizes, aftermath))
     print(table(results))
     if options.output:
         command = f"python -m benchmarks.peers --documents {demo.documents} --document-tokens {demo.document_tokens}"

@@ -13,6 +13,7 @@ from benchmarks.peers.systems import Place, Running, System, start
 from hotspan.bench.client import OpenAIClient
 from hotspan.bench.counters import ProcessTreeCpu, settled_seconds
 from hotspan.bench.prose import prose
+from hotspan.bench.records import RequestRecord
 from hotspan.bench.workloads.base import Prompt
 from hotspan.bench.workloads.texts import fitted_prose
 from hotspan.core.aftermath import Aftermath
@@ -55,9 +56,9 @@ class Asked:
 
     async def ask(self, text: str, tokens: int = 16, *, timed: bool = False) -> Answered:
         """One answer at temperature 0. timed: with the CPU-seconds until every process rests."""
-        before = await self._cpu_s() if timed else 0.0
-        record = await self._client.chat(Prompt("peer", text, tokens), 0, self._model, ignore_eos=True)
-        after = await self._cpu_s() if timed else 0.0
+        before = await self.cpu_s() if timed else 0.0
+        record = await self.send(Prompt("peer", text, tokens))
+        after = await self.cpu_s() if timed else 0.0
         return {
             "successful": record.successful,
             "answer": record.answer,
@@ -67,7 +68,16 @@ class Asked:
             "error": record.error,
         }
 
-    async def _cpu_s(self) -> float:
+    async def send(self, prompt: Prompt, order: int = 0) -> RequestRecord:
+        """One answer of exactly as many tokens as the prompt allows, at temperature 0."""
+        return await self._client.chat(prompt, order, self._model, ignore_eos=True)
+
+    async def metrics(self) -> str:
+        """The server's page of metrics; empty if it has none."""
+        return await self._client.metrics() or ""
+
+    async def cpu_s(self) -> float:
+        """CPU-seconds of all processes so far, once they rest. Raises: SystemExit if one has ended."""
         seconds = [await settled_seconds(clock.seconds) for clock in self._clocks]
         if None in seconds:
             raise SystemExit("a process ended while it was measured")

@@ -17,37 +17,48 @@ from hotspan.demo.plan import DemoSizes, EngineSettings
 
 # The pool's blocks are given: the engine needn't have most of the memory. Hashes of texts are equal in all systems.
 _ALONE: Final = {"VLLM_CPU_KVCACHE_SPACE": "2", "PYTHONHASHSEED": "0"}
-_PYTHON: Final = (sys.executable, "-m")
+
+
+VLLM: Final = ("vllm.entrypoints.openai.api_server", "--model")
+HOTSPAN: Final = ("hotspan", "serve")
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much every system gets. In GiB: `everything` holds all documents, `in_flight` one and a half requests."""
+    """How much every system gets: the engine's own pool, in blocks, and its tiers, in GiB.
 
-    demo: DemoSizes
+    everything: holds all texts. in_flight: RAM of systems that have a lower tier.
+    """
+
+    small_pool_blocks: int
+    whole_pool_blocks: int
     everything: float
     in_flight: float
 
     @classmethod
     def of(cls, demo: DemoSizes, kv_bytes_per_token: int) -> Self:
+        """RAM for one and a half requests where there is a lower tier."""
         request = demo.request_tokens * kv_bytes_per_token / (1 << 30)
-        return cls(demo, round(2.5 * (demo.documents + 1) * request, 3), round(1.5 * request, 3))
+        everything = round(2.5 * (demo.documents + 1) * request, 3)
+        return cls(demo.small_pool_blocks, demo.whole_pool_blocks, everything, round(1.5 * request, 3))
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one run of a system lives."""
+    """Where one run of a system lives. python: of the environment that its processes run in."""
 
     model: Path
     work: Path
     sizes: Sizes
     ports: Mapping[str, int]
+    python: str = sys.executable
 
     @classmethod
-    def below(cls, work: Path, name: str, model: Path, sizes: Sizes) -> Self:
+    def below(cls, work: Path, name: str, model: Path, sizes: Sizes, python: str = sys.executable) -> Self:
         """A directory of that name in `work`, and free ports."""
         (work / name / "store").mkdir(parents=True)
-        return cls(model, work / name, sizes, {port: free_port() for port in ("beside", "beside page", "redis")})
+        ports = {port: free_port() for port in ("beside", "beside page", "redis")}
+        return cls(model, work / name, sizes, ports, python)
 
     @property
     def redis(self) -> str:
@@ -78,7 +89,7 @@ class System:
     environment: the server's
     beside:      another process of the system that must run first: its command and the page that tells when it is ready
     store:       opens where it keeps KV that a restart may find: files below `Place.store`, a Redis server, or nothing
-    by_hotspan:  `hotspan serve`, else vLLM's server
+    program:     the module and its words before the model: vLLM's server, or `hotspan serve`
     whole_pool:  the engine's own pool holds all documents
     """
 
@@ -87,7 +98,7 @@ class System:
     environment: Callable[[Place], Mapping[str, str]] = lambda place: {}
     beside: Callable[[Place], tuple[tuple[str, ...], str]] | None = None
     store: Callable[[Place, Aftermath], Opened] = in_memory
-    by_hotspan: bool = False
+    program: tuple[str, ...] = VLLM
     whole_pool: bool = False
 
 
@@ -122,11 +133,10 @@ def start(system: System, place: Place, engine: EngineSettings, aftermath: After
             )
             beside.port = place.ports["beside page"] if page else beside.port
             beside.wait(page)
-        demo = place.sizes.demo
-        blocks = demo.whole_pool_blocks if system.whole_pool else demo.small_pool_blocks
+        blocks = place.sizes.whole_pool_blocks if system.whole_pool else place.sizes.small_pool_blocks
         port = free_port()
-        program = ("hotspan", "serve") if system.by_hotspan else ("vllm.entrypoints.openai.api_server", "--model")
-        command = (*_PYTHON, *program, str(place.model), *engine.arguments(port, blocks), *system.arguments(place))
+        words = (str(place.model), *engine.arguments(port, blocks), *system.arguments(place))
+        command = (place.python, "-m", *system.program, *words)
         environment = {**engine.environment(), **_ALONE, **system.environment(place)}
         server = stack.enter_context(Child(command, port, place.work / "server.log", aftermath, environment))
         server.wait("/health")
@@ -161,7 +171,7 @@ def _lmcache(place: Place, ram_gib: float, **more: Any) -> Mapping[str, str]:
 
 def _lmcache_server(place: Place, ram_gib: float, *more: str) -> tuple[tuple[str, ...], str]:
     command = (
-        *(*_PYTHON, "lmcache.cli.main", "server", "--port", str(place.ports["beside"])),
+        *(place.python, "-m", "lmcache.cli.main", "server", "--port", str(place.ports["beside"])),
         *("--http-port", str(place.ports["beside page"]), "--eviction-policy", "LRU"),
         *("--l1-size-gb", str(ram_gib), "--l1-init-size-gb", "1", "--supported-transfer-mode", "auto"),
         *("--shm-name", f"peers-{place.ports['beside']}", *more),
@@ -188,7 +198,7 @@ def _daemon(place: Place) -> tuple[tuple[str, ...], str]:
     port = str(place.ports["beside"])
     name = ("--shared-memory-name", f"peers-{port}")
     return (
-        (*_PYTHON, "hotspan", "daemon", "--port", port, "--size-gib", str(place.sizes.everything), *name),
+        (place.python, "-m", "hotspan", "daemon", "--port", port, "--size-gib", str(place.sizes.everything), *name),
         "",
     )
 
@@ -204,10 +214,10 @@ SYSTEMS: Final[Mapping[str, System]] = {
         arguments=lambda p: ("--enable-prompt-tokens-details",),
         whole_pool=True,
     ),
-    "hotspan-ram": System(title="hotspan, RAM", by_hotspan=True, arguments=lambda p: _gib(p.sizes.everything)),
+    "hotspan-ram": System(title="hotspan, RAM", program=HOTSPAN, arguments=lambda p: _gib(p.sizes.everything)),
     "hotspan-disk": System(
         title="hotspan, disk",
-        by_hotspan=True,
+        program=HOTSPAN,
         store=in_files,
         arguments=lambda p: (
             *_gib(p.sizes.in_flight),
@@ -216,13 +226,13 @@ SYSTEMS: Final[Mapping[str, System]] = {
     ),
     "hotspan-redis": System(
         title="hotspan, Redis",
-        by_hotspan=True,
+        program=HOTSPAN,
         store=in_redis,
         arguments=lambda p: (*_gib(p.sizes.in_flight), "--l2", p.redis),
     ),
     "hotspan-daemon": System(
         title="hotspan, node daemon",
-        by_hotspan=True,
+        program=HOTSPAN,
         beside=_daemon,
         arguments=lambda p: (
             *_gib(p.sizes.in_flight),

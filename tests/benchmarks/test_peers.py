@@ -7,7 +7,7 @@ import redis
 
 from benchmarks.peers.__main__ import ALONE, table
 from benchmarks.peers.stores import LARGE, PAGE, Files, redis_server
-from benchmarks.peers.systems import SYSTEMS, Place, Sizes, in_files, in_redis
+from benchmarks.peers.systems import SYSTEMS, VLLM, Place, Sizes, in_files, in_redis
 from hotspan.core.aftermath import Aftermath
 from hotspan.demo.plan import DemoSizes
 from tests.ports import free_port
@@ -85,5 +85,5 @@ def test_the_table_has_a_row_for_each_system() -> None:
 
 def test_the_engine_alone_is_what_others_are_compared_with() -> None:
     """It is started with vLLM's own server in both of its pools."""
-    assert all(not SYSTEMS[name].by_hotspan for name in ALONE)
+    assert all(SYSTEMS[name].program == VLLM for name in ALONE)
     assert [SYSTEMS[name].whole_pool for name in ALONE] == [False, True]

@@ -45,7 +45,10 @@ async def main(arguments: list[str]) -> None:
         sys.exit("the slab does not fit")
     app = web.Application(client_max_size=1 << 26)
     app.add_routes(
-        [web.get("/ping", ping), web.get("/v1/models", models), web.post("/v1/chat/completions", chat)],
+        [
+            *(web.get("/ping", ping), web.get("/health", ping)),
+            *(web.get("/v1/models", models), web.post("/v1/chat/completions", chat)),
+        ],
     )
     runner = web.AppRunner(app)
     await runner.setup()
