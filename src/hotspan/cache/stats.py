@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from hotspan.core.types import Tier
-from hotspan.tiers.base import Transfer
+from hotspan.tiers.base import Fault, Losses, Transfer
 from hotspan.tiers.compressing import Packing
 
 
@@ -76,6 +76,14 @@ class CacheStats:
             self.store_seconds.setdefault(tier, []).append(transfer.seconds)
         if transfer.packing is not None:
             self._packed(tier, transfer, transfer.packing)
+
+    def lost(self, tier: Tier, losses: Losses) -> None:
+        """A lower tier gave up chunks by itself."""
+        for counted, count in ((self.evictions, losses.evicted), (self.expired, losses.expired)):
+            if count:
+                counted[tier] += count
+        if losses.quarantined:
+            self.faults[tier, Fault.CORRUPT.value] += losses.quarantined
 
     def loaded(self, tier: Tier, size: int, seconds: float) -> None:
         """One chunk came up from `tier`."""
