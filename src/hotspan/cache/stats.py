@@ -2,10 +2,15 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Literal
 
 from hotspan.core.types import Tier
 from hotspan.tiers.base import Fault, Losses, Transfer
 from hotspan.tiers.compressing import Packing
+
+Prefetched = Literal["started", "used", "unused"]
+TurnResult = Literal["used", "unused", "paused"]
+BlendCheck = Literal["agreed", "differed", "left_out"]
 
 
 @dataclass(slots=True)
@@ -36,8 +41,8 @@ class CacheStats:
     compression_bytes: Counter[tuple[Tier, str]] = field(default_factory=Counter)
     compression_seconds: dict[tuple[Tier, str], float] = field(default_factory=dict)
     cuts: int = 0
-    prefetches: Counter[str] = field(default_factory=Counter)
-    turns: Counter[str] = field(default_factory=Counter)
+    prefetches: Counter[Prefetched] = field(default_factory=Counter)
+    turns: Counter[TurnResult] = field(default_factory=Counter)
     blends: Counter[str] = field(default_factory=Counter)
     blended_tokens: Counter[str] = field(default_factory=Counter)
     blend_seconds: float = 0.0
@@ -47,7 +52,7 @@ class CacheStats:
     encoder_load_bytes: int = 0
     encoder_store_bytes: int = 0
     is_blending: bool | None = None
-    blend_checks: Counter[str] = field(default_factory=Counter)
+    blend_checks: Counter[BlendCheck] = field(default_factory=Counter)
     blend_agreement: float | None = None
     blend_kl: float | None = None
 

@@ -13,6 +13,8 @@ from hotspan.cache.cost import CostReport
 from hotspan.cache.rates import Accuracy
 from hotspan.cache.stats import CacheStats
 from hotspan.cache.tiered import TieredCache
+from hotspan.core.types import Tier
+from hotspan.engine.series import COST_CHOICES
 from hotspan.keyring.keyring import NO_KEYS, Keyring
 from hotspan.l2.follower import LogFollower
 
@@ -190,8 +192,9 @@ class CacheMetrics:
         for tier, usage in self._cache.usage().items():
             self._set("hotspan_cache_used_bytes", usage.bytes, tier.value)
             self._set("hotspan_cache_capacity_bytes", usage.capacity_bytes, tier.value)
-            pinned_bytes = usage.pinned_chunks * self._cache.ram.slab.slot_bytes
-            self._set("hotspan_cache_pinned_bytes", pinned_bytes, tier.value)
+            if tier is not Tier.L2:  # which evicts without asking for pins
+                pinned_bytes = usage.pinned_chunks * self._cache.ram.slab.slot_bytes
+                self._set("hotspan_cache_pinned_bytes", pinned_bytes, tier.value)
             self._set("hotspan_cache_tier_up", float(usage.is_up), tier.value)
             if usage.is_up and usage.counts_evictions:
                 self._begin("hotspan_cache_evictions", tier.value)
@@ -253,7 +256,7 @@ class CacheMetrics:
                     self._out.observe_histogram(f"hotspan_cache_{name}", sample, (tier.value,))
 
     def _report_cost(self, now: CostReport, last: CostReport) -> None:
-        for choice in ("asked", "loaded", "refused", "late"):
+        for choice in COST_CHOICES:
             self._add("hotspan_cost_requests", getattr(now, choice) - getattr(last, choice), choice)
         self._add("hotspan_cost_probes", now.probed - last.probed)
         for what, (accuracy, before) in _accuracies(now, last).items():
