@@ -73,10 +73,10 @@ async def test_those_of_a_directory_of_models() -> None:
 def test_those_of_gpus() -> None:
     """How busy each GPU is, of a library that stands in for NVML."""
     registry = CollectorRegistry()
-    with patch.object(gpus, "_collector", lambda count: gpus.GpuUtilization(FakeNvml(), {2: 2})):
-        with gpus.gpus_shown(1, registry):
-            (metric,) = registry.collect()
-            assert (metric.name, [sample.value for sample in metric.samples]) == (gpus.NAME, [0.75])
+    found = patch.object(gpus, "_collector", lambda count: gpus.GpuUtilization(FakeNvml(), {2: 2}))
+    with found, gpus.gpus_shown(1, registry):
+        (metric,) = registry.collect()
+        assert (metric.name, [sample.value for sample in metric.samples]) == (gpus.NAME, [0.75])
 
 
 def test_the_reference_has_no_other_metric() -> None:
