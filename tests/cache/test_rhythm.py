@@ -89,7 +89,7 @@ def test_a_session_that_has_come_is_not_announced(sessions: Sessions) -> None:
 
 
 def test_an_end_without_a_begin_counts_nothing_twice(sessions: Sessions) -> None:
-    """Of a session that was forgotten meanwhile an end may come twice: what is to be announced is then the newer text."""
+    """Of a session that was forgotten meanwhile an end may come twice: the newer text is to be announced then."""
     sessions.turns(*[20.0] * OWN_GAPS)
     sessions.rhythm.end(ONE, TEXT[:1])
     sessions.rhythm.check()

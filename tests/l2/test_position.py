@@ -71,8 +71,8 @@ def test_an_older_position_never_replaces_a_newer_one(tmp_path: Path) -> None:
     """Whichever of the threads that write comes last."""
     jobs: list[Callable[[], object]] = []
     keeper = PositionKeeper(tmp_path, jobs.append)
-    for position in (ONE, TWO):
-        keeper.follow(position, 0)
+    for each in (ONE, TWO):
+        keeper.follow(each, 0)
     for job in reversed(jobs):
         job()
     assert read_position(tmp_path) == TWO

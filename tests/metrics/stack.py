@@ -61,7 +61,7 @@ class TickingClock(SimulatedClock):
 
 
 class Stack:
-    """What a test turns. RAM and disk have RAM and DISK slots; a lower tier has one thread, for which one store waits."""
+    """What a test turns: RAM and DISK slots, one thread for each lower tier, and one store that waits for it."""
 
     def __init__(
         self, path: Path, store: ObjectStore, log: SharedLog, clock: SimulatedClock, compress: Compress
