@@ -226,8 +226,8 @@ class CacheMetrics:
                 self._add(f"hotspan_cache_{name}", value, tier.value)
         for what, value in counts.prefetches.items():
             self._add("hotspan_prefetch_chunks", value, what)
-        for what, value in counts.turns.items():
-            self._add("hotspan_prefetch_turns", value, what)
+        for turn, value in counts.turns.items():
+            self._add("hotspan_prefetch_turns", value, turn)
         for (tier, fault), value in counts.faults.items():
             self._add("hotspan_cache_faults", value, tier.value, fault)
         for name in ("compression_chunks", "compression_bytes", "compression_seconds"):
@@ -239,8 +239,8 @@ class CacheMetrics:
             self._add("hotspan_blend_tokens", count, kind)
         self._add("hotspan_blend_windows_stored", counts.windows_stored)
         self._add("hotspan_blend_seconds", counts.blend_seconds)
-        for result, count in counts.blend_checks.items():
-            self._add("hotspan_blend_checks", count, result)
+        for check, count in counts.blend_checks.items():
+            self._add("hotspan_blend_checks", count, check)
         if counts.blend_agreement is not None and counts.blend_kl is not None:
             self._set("hotspan_blend_agreement_ratio", counts.blend_agreement)
             self._set("hotspan_blend_kl", counts.blend_kl)

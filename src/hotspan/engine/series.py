@@ -13,10 +13,10 @@ Labels = tuple[str, ...]
 COST_CHOICES = ("asked", "loaded", "refused", "late")
 """Fields of the cost model's report."""
 
-_TIERS = [(tier.value,) for tier in (Tier.RAM, Tier.DISK, Tier.L2)]
-_LOWER = [(tier.value,) for tier in (Tier.DISK, Tier.L2)]
-_LOCAL = [(tier.value,) for tier in (Tier.RAM, Tier.DISK)]
-_WHAT = [("prefill",), *_LOWER]
+_TIERS: list[Labels] = [(tier.value,) for tier in (Tier.RAM, Tier.DISK, Tier.L2)]
+_LOWER: list[Labels] = [(tier.value,) for tier in (Tier.DISK, Tier.L2)]
+_LOCAL: list[Labels] = [(tier.value,) for tier in (Tier.RAM, Tier.DISK)]
+_WHAT: list[Labels] = [("prefill",), *_LOWER]
 
 _OF_METRIC: dict[str, list[Labels]] = {
     "hotspan_cache_hit_tokens": _TIERS,
