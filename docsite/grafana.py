@@ -93,8 +93,8 @@ class Declared(NamedTuple):
 
 
 def declared() -> list[Declared]:
-    """The metrics of server and router. Imports vLLM."""
-    from docsite.reference import _router
+    """The metrics of server, router and daemon. Imports vLLM."""
+    from docsite.reference import _daemon, _router
     from hotspan.engine import gpus
     from hotspan.engine.metrics import DEFINITIONS
 
@@ -109,7 +109,8 @@ def declared() -> list[Declared]:
     ]
     gpu = Declared(gpus.NAME, "gauge", ("gpu",), gpus.MEANING)
     router = [Declared(each.name, each.type, tuple(each._labelnames), each.documentation) for each in _router()]
-    return [*server, gpu, *sorted(router)]
+    daemon = [Declared(each.name, each.type, (), each.documentation) for each in _daemon()]
+    return [*server, gpu, *sorted(router), *sorted(daemon)]
 
 
 def board() -> str:

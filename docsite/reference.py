@@ -1,6 +1,6 @@
 """The reference pages (cli.md, metrics.md, http.md) and Grafana's dashboard, from the code: `make reference`."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,9 @@ import typer
 from prometheus_client.core import Metric
 
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
+
+_NAMED_BY_USERS = {"replica", "group", "model", "strategy"}
+"""Labels whose values follow from what a user configures."""
 
 
 def commands(command: Any, name: str = "hotspan") -> Iterator[tuple[str, Any]]:
@@ -48,18 +51,25 @@ def metrics_page() -> str:
     """docs/reference/metrics.md. Imports vLLM."""
     from hotspan.engine import gpus
     from hotspan.engine.metrics import DEFINITIONS
+    from hotspan.engine.series import series_of
 
-    server = [
-        (name, type(each).__name__.removeprefix("Offloading").removesuffix("Metadata").lower(), each.labelnames, each)
+    rows = [
+        _metric(
+            name,
+            type(each).__name__.removeprefix("Offloading").removesuffix("Metadata").lower(),
+            _with_values(
+                each.labelnames, [dict(zip(each.labelnames, values, strict=True)) for values in series_of(name)]
+            ),
+            each.documentation,
+        )
         for name, each in DEFINITIONS.items()
     ]
-    rows = [_metric(name, kind, labels, each.documentation) for name, kind, labels, each in server]
-    rows.append(_metric(gpus.NAME, "gauge", ("gpu",), gpus.MEANING))
+    rows.append(_metric(gpus.NAME, "gauge", {"gpu": ()}, gpus.MEANING))
     lines = [
         "# Metrics",
         "",
-        "Written from the code by `make reference`. A histogram has `_bucket`, `_sum` and `_count`. `tier` is `ram`,",
-        "`disk` or `l2`.",
+        "Written from the code by `make reference`. A histogram has `_bucket`, `_sum` and `_count`. Labels have their",
+        "values behind them, unless these are names that users give.",
         *_section("hotspan serve", rows),
         *_section("A directory of models", _families(_store())),
         *_section("hotspan route", _families(_router())),
@@ -94,14 +104,28 @@ def _section(title: str, rows: Iterable[str]) -> list[str]:
     return ["", f"## {title}", "", "| metric | labels | type | meaning |", "|---|---|---|---|", *rows]
 
 
-def _metric(name: str, kind: str, labels: Iterable[str], meaning: str) -> str:
+def _metric(name: str, kind: str, labels: Mapping[str, Iterable[str]], meaning: str) -> str:
+    """A row. labels: with their values, if these are known."""
     shown = name + "_total" if kind == "counter" else name
-    return f"| `{shown}` | {', '.join(f'`{label}`' for label in labels)} | {kind} | {_cell(meaning)} |"
+    named = (f"`{label}`" + (f": {', '.join(values)}" if values else "") for label, values in labels.items())
+    return f"| `{shown}` | {'; '.join(named)} | {kind} | {_cell(meaning)} |"
+
+
+def _with_values(names: Iterable[str], series: Iterable[Mapping[str, str]]) -> dict[str, list[str]]:
+    """The labels of a metric, each with the values that it has in any of these series."""
+    known = list(series)
+    values = {name: dict.fromkeys(each[name] for each in known if each.get(name)) for name in names}
+    return {name: [] if name in _NAMED_BY_USERS else list(found) for name, found in values.items()}
 
 
 def _families(families: Iterable[Metric]) -> list[str]:
     return [
-        _metric(each.name, each.type, getattr(each, "_labelnames", ()), each.documentation)
+        _metric(
+            each.name,
+            each.type,
+            _with_values(getattr(each, "_labelnames", ()), (sample.labels for sample in each.samples)),
+            each.documentation,
+        )
         for each in sorted(families, key=lambda family: family.name)
     ]
 

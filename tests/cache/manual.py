@@ -8,7 +8,7 @@ from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey, Tier
-from hotspan.tiers.base import Durable, Fault, TierUsage, Transfer
+from hotspan.tiers.base import Durable, Fault, Losses, TierUsage, Transfer
 
 _UNDEFINED = 0xA5
 """What a load leaves in its buffer until it has ended well: nobody may take it for a chunk."""
@@ -76,6 +76,7 @@ class ManualTier:
         self.holds_durables = False
         self.durables: list[Durable] = []
         self.transfer_s = 0.001
+        self.losses = Losses()
 
     # -- what a test does ------------------------------------------------------------------------------------------
 
@@ -168,8 +169,10 @@ class ManualTier:
     def finished(self) -> list[Transfer]:
         if self._auto:
             self.finish_all()
+        before = len(self.held)
         for key in [key for key in self.held if not self.lookup(key)]:
             self.discard(key)  # its time is over
+        self.losses.expired += before - len(self.held)
         ended = list(self._ended)
         self._ended.clear()
         return ended

@@ -123,7 +123,7 @@ def test_a_disk_evicts_what_is_pinned_last(tmp_path: Path) -> None:
         stored(chunk, TAG)
     for n in range(30):
         stored(*chain(f"flood {n}", 1))
-    assert all(tier.lookup(chunk.key) for chunk in text) and tier.kept.chunks == 2 and tier.evicted > 20
+    assert all(tier.lookup(chunk.key) for chunk in text) and tier.kept.chunks == 2 and tier.losses.evicted > 20
     tier.check()
     tier.close(5.0)
 

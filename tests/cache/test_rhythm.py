@@ -88,6 +88,16 @@ def test_a_session_that_has_come_is_not_announced(sessions: Sessions) -> None:
     assert sessions.rhythm.next_s is not None
 
 
+def test_an_end_without_a_begin_counts_nothing_twice(sessions: Sessions) -> None:
+    """Of a session that was forgotten meanwhile an end may come twice: the newer text is to be announced then."""
+    sessions.turns(*[20.0] * OWN_GAPS)
+    sessions.rhythm.end(ONE, TEXT[:1])
+    sessions.rhythm.check()
+    (turn,) = sessions.after(20.0)
+    assert list(turn.chunks) == TEXT[:1]
+    sessions.rhythm.check()
+
+
 def test_an_exception_among_the_gaps_changes_nothing(sessions: Sessions) -> None:
     """Of the last eight gaps one at each end is left out."""
     sessions.turns(*[20.0] * 6, 1.0, 300.0)

@@ -15,10 +15,13 @@ from hotspan.config.lmcache import _TARGETS
 from hotspan.config.lmcache_names import ACCEPTED
 from hotspan.config.lmi import lmi_names
 from hotspan.config.own import CommandLine, read_command_line
+from hotspan.config.planned import planned_settings, with_named
+from hotspan.config.settings import CacheSettings
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB
 from hotspan.l2 import options
 from hotspan.l2.open import store_options
+from hotspan.plan.tiers import DiskChoice, TierPlan
 from tests.config.rig import configured, value
 
 ENGINE = dict.fromkeys((key.name for key in KEYS if not key.is_own), None) | {"seed": 0, "enable_prefix_caching": None}
@@ -273,3 +276,48 @@ def test_each_option_of_an_l2_acts(url: str, kind: type) -> None:
         assert store_options(scheme, {option.name: text}) != store_options(scheme, {})
     with pytest.raises(ConfigError, match="no such option"):
         configured(flags={"ram_gib": 1.0, "l2": url, "l2_option": {"nobodys_option": "1"}})
+
+
+@pytest.mark.parametrize("name", [key.name for key in FLAGS])
+def test_every_option_has_a_no_or_says_why_not(name: str) -> None:
+    """`--no-X` turns off what a file asks for, if X can be off; else it is refused by its name. vLLM never gets it."""
+    key, word = {key.name: key for key in FLAGS}[name], f"--no-{name.replace('_', '-')}"
+    tiers = {"disk": "/kv", "disk-gib": 10, "l2": "redis://host:6379"} if name.endswith("_compress") else {}
+    try:
+        found = configured(word, own=tiers or None)
+    except ConfigError as error:
+        assert str(error).startswith(f"{word}: {key.flag} ") and key.default is not None
+        return
+    setting = found.settings.get(name)
+    assert setting is None or setting.value in (None, False, "off", "never", "none")
+    assert word not in found.words
+
+
+def test_a_no_beats_what_files_say() -> None:
+    """A disk and an L2 that a file names are not used; what goes with them is not asked for either."""
+    own = {"disk": "/kv", "disk-gib": 10, "l2": "redis://host:6379", "prompts-only": True, "dtype": "float16"}
+    words = ("--no-disk", "--no-disk-gib", "--no-l2", "--no-prompts-only", "--no-enable-chunked-prefill")
+    found = configured(*words, own=own)
+    assert found.cache is not None and found.cache.disk is None and found.cache.l2 is None
+    plan = TierPlan(GIB, DiskChoice(Path("/found"), GIB), "redis://found:6379", None, ())
+    for settings_ in (found.cache, CacheSettings.from_json(found.cache.to_json())):
+        chosen, named = planned_settings(settings_, plan), with_named(plan, settings_)
+        assert chosen is not None and chosen.disk is None and chosen.l2 is None, "neither are others chosen"
+        assert named.disk is None and named.l2 is None
+    assert not found.cache.prompts_only and value(found, "dtype") == "float16"
+    assert found.words == ("--no-enable-chunked-prefill",)
+
+
+@pytest.mark.parametrize(
+    ("words", "flags", "message"),
+    [
+        (("--no-disk", "/kv"), {}, "--no-disk takes no value"),
+        (("--no-disk=/kv",), {}, "--no-disk takes no value"),
+        (("--no-disk",), {"disk": "/kv"}, "--disk and --no-disk"),
+        (("--no-ram-gib",), {}, "--no-ram-gib: --ram-gib can't be off: give GiB"),
+    ],
+)
+def test_a_no_that_makes_no_sense_is_refused(words: tuple[str, ...], flags: dict[str, str], message: str) -> None:
+    """With a value, beside the option itself, or of what is always there."""
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        configured(*words, flags=flags)

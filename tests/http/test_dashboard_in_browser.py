@@ -79,6 +79,9 @@ async def test_a_servers_dashboard(tmp_path: Path) -> None:
             ["L2", "down", "0 KiB"],
         ]
         assert [row[6] for row in rows] == ["\N{EN DASH}", "3,317", "57,920", "0"]
+        evicted = [row[7] for row in rows]
+        assert evicted[0] == evicted[3] == "\N{EN DASH}", "nobody counts these"
+        assert 3 * int(evicted[2]) == 2 * int(evicted[1]) > 0
         assert "engine's own cache 10.0 %, tiers" in cards
         assert "Engine 10.0 %" in await tab.run("document.querySelector('#rate-chart svg').ariaLabel")
         tenants = await tab.run("document.querySelector('#tenants tbody').innerText")
@@ -196,7 +199,8 @@ async def check_sums(tab: Tab, fakes: list[Fake]) -> None:
         ["Disk", "2", "up", "1,624 GiB", "2,048 GiB"],
         ["L2, shared", "2", "down at 2", "0 KiB", "\N{EN DASH}"],
     ]
-    assert [rows[0][7], rows[2][7], rows[3][7]] == ["10.0 %", "15.0 %", "2.0 %"]
+    assert [rows[0][8], rows[2][8], rows[3][8]] == ["10.0 %", "15.0 %", "2.0 %"]
+    assert rows[0][6] == rows[3][6] == "\N{EN DASH}" and 3 * int(rows[2][6]) == 2 * int(rows[1][6]) > 0
     note = await tab.run(NOTE.format("tiers"))
     left_out = "2 of 4 replicas count. Left out: {} {}; {} is down.\n"
     assert note.startswith(left_out.format(fakes[2].url, "answers with status 404", fakes[3].url))

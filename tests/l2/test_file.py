@@ -100,9 +100,9 @@ def test_what_is_put_during_a_look_is_counted_once(
 
     store.blobs.calls.run(room.look)
     monkeypatch.setattr(SharedFiles, "listed", put_meanwhile)
-    assert store.blobs.calls.run(room.look) == store.usage() == StoreUsage(1, STORED, 0)
+    assert store.blobs.calls.run(room.look) == store.usage() == StoreUsage(1, STORED, 0, 0)
     assert put(store, A, SIZE)
-    assert store.usage() == StoreUsage(2, 2 * STORED, 0) == store.blobs.calls.run(room.look)
+    assert store.usage() == StoreUsage(2, 2 * STORED, 0, 0) == store.blobs.calls.run(room.look)
 
 
 @pytest.mark.parametrize("options", [{"timeout_s": 0.0}, {"capacity_gib": 0.0}, {"capacity_gib": -1.0}])
@@ -347,7 +347,7 @@ def there(store: FileStore, chunks: Sequence[Chunk]) -> list[bool]:
 
 
 def test_what_was_not_used_goes_first(root: Path, clock: SimulatedClock) -> None:
-    """When there is too much the objects go that were put or read longest ago, until a tenth is free."""
+    """When there is too much the objects go that were put or read longest ago, until a tenth is free: evicted."""
     store = opened(root, clock, 10.5)
     chunks = [chain(f"{n}", 1)[0] for n in range(10)]
     for chunk in chunks:
@@ -358,7 +358,7 @@ def test_what_was_not_used_goes_first(root: Path, clock: SimulatedClock) -> None
     store.blobs.sweep()
     assert all(there(store, chunks))
     put_all(store, chain("more", 1))
-    until(lambda: store.usage() == StoreUsage(9, 9 * STORED, int(10.5 * STORED)))
+    until(lambda: store.usage() == StoreUsage(9, 9 * STORED, int(10.5 * STORED), 2))
     assert there(store, chunks) == [True, False, False, *[True] * 7]
     store.close()
 
@@ -436,9 +436,9 @@ def test_usage_is_that_of_all(root: Path, clock: SimulatedClock) -> None:
     """What is there counts, whoever put it, as of the first question; then what was put here."""
     store, other = opened(root, clock), opened(root, clock)
     put_all(other, [A, B])
-    assert store.usage() == StoreUsage(2, 2 * STORED, 0)
+    assert store.usage() == StoreUsage(2, 2 * STORED, 0, 0)
     put_all(store, chain("c", 1))
-    assert store.usage() == StoreUsage(3, 3 * STORED, 0)
+    assert store.usage() == StoreUsage(3, 3 * STORED, 0, 0)
     store.close()
     other.close()
 

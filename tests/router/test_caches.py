@@ -50,6 +50,8 @@ hotspan_cache_capacity_bytes{engine="0",tier="ram"} 100.0
 hotspan_cache_capacity_bytes{engine="1",tier="ram"} 100.0
 hotspan_cache_capacity_bytes{engine="0",tier="l2"} 0.0
 hotspan_cache_capacity_bytes{engine="1",tier="l2"} 0.0
+hotspan_cache_evictions_total{engine="0",tier="ram"} 7.0
+hotspan_cache_evictions_total{engine="1",tier="ram"} 5.0
 hotspan_cache_tier_up{engine="0",tier="ram"} 1.0
 hotspan_cache_tier_up{engine="0",tier="l2"} 1.0
 hotspan_cache_tier_up{engine="1",tier="l2"} 0.0
@@ -58,7 +60,7 @@ FIGURES = ReplicaFigures(
     10_000.0,
     {
         GPU: TierFigures(50_000.0, 200_000.0, 300.0),
-        RAM: TierFigures(30.0, 200.0, 3000.0),
+        RAM: TierFigures(30.0, 200.0, 3000.0, evicted_chunks=12.0),
         L2: TierFigures(800.0, 0.0, 500.0, is_up=False),
     },
 )
@@ -160,18 +162,28 @@ def test_no_answer_is_an_error(noise: bytes, line: str) -> None:
 
 def test_tiers_are_summed_over_the_replicas_that_have_figures() -> None:
     """Those without are named with the reason; a tier that some have counts these."""
-    ram = ReplicaFigures(1000.0, {RAM: TierFigures(1.0, 2.0, 100.0)})
+    ram = ReplicaFigures(1000.0, {RAM: TierFigures(1.0, 2.0, 100.0, evicted_chunks=3.0)})
     found = tiers_together({"a": FIGURES, "b": ram, "c": "does not answer"}, {"a": "x", "b": "x", "c": "x"})
     assert found["lookup_tokens"] == 11_000
     assert [each["tier"] for each in found["tiers"]] == ["gpu", "ram", "l2"]
     both = {"tier": "ram", "replicas": 2, "replicas_up": 2, "hit_tokens": 3100, "used_bytes": 31, "capacity_bytes": 202}
-    assert tier(found, RAM) == both
+    assert tier(found, RAM) == both | {"evicted_chunks": 15}
+    assert tier(found, L2)["evicted_chunks"] is None, "its store evicts by itself"
     assert (tier(found, GPU)["replicas"], tier(found, GPU)["used_bytes"]) == (1, 50_000)
     assert (tier(found, L2)["replicas"], tier(found, L2)["replicas_up"]) == (1, 0)
     assert [each["missing"] for each in found["replicas"]] == ["", "", "does not answer"]
     hits = {"gpu": 300, "ram": 3000, "l2": 500}
     assert (found["replicas"][0]["lookup_tokens"], found["replicas"][0]["hit_tokens"]) == (10_000, hits)
     assert "hit_tokens" not in found["replicas"][2]
+
+
+def test_what_replicas_evict_from_a_store_is_added_up() -> None:
+    """Each reports what it deleted itself, also where all report the bytes of one store."""
+    replicas = {
+        name: ReplicaFigures(1.0, {L2: TierFigures(5.0, 9.0, 1.0, True, n)}) for name, n in (("a", 0), ("b", 4))
+    }
+    found = tiers_together(replicas, {name: Contents({}, "s") for name in replicas})
+    assert (tier(found, L2)["used_bytes"], tier(found, L2)["evicted_chunks"]) == (5.0, 4)
 
 
 @pytest.mark.parametrize(

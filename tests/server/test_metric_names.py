@@ -38,7 +38,7 @@ def test_reference_of_metrics_is_that_of_the_code() -> None:
 
 
 def test_grafanas_dashboard_is_that_of_the_code() -> None:
-    """examples/compose/grafana/hotspan.json is what `make reference` writes, with each metric of server and router."""
+    """examples/compose/grafana/hotspan.json is what `make reference` writes, with every declared metric."""
     assert BOARD.read_text() == board() + "\n"
     assert all(each.query in json.dumps(json.loads(board()), ensure_ascii=False) for each in declared())
 

@@ -142,7 +142,7 @@ def test_slots_of_a_chunk_need_not_be_adjacent(rig: Rig) -> None:
         rig.slab.discard(key_of(str(n)))
     rig.settle()
     data = content(key_of("large"), 4 * SLOT - PAGE_BYTES)
-    assert rig.store(record("large", len(data)), data) is not None and rig.slab.evicted == 0
+    assert rig.store(record("large", len(data)), data) is not None and rig.slab.losses.evicted == 0
     assert sorted(rig.slab._entries[key_of("large")].slots) == sorted(
         set(range(SLOTS)) - {entry.slot for key, entry in rig.slab._entries.items() if key != key_of("large")}
     )
@@ -156,7 +156,7 @@ def test_as_many_are_evicted_as_it_takes(rig: Rig) -> None:
         assert rig.store(record(str(n), SLOT), bytes(SLOT))
     rig.slab.touch([key_of("0")])
     assert rig.store(record("large", 2 * SLOT), bytes(2 * SLOT)) is not None
-    assert rig.gone == [key_of("1"), key_of("2")] and rig.slab.evicted == 2
+    assert rig.gone == [key_of("1"), key_of("2")] and rig.slab.losses.evicted == 2
     rig.slab.check()
     assert rig.store(record("one", 1), b"1") is not None and len(rig.gone) == 2, "a slot was left over"
     assert rig.store(record("huge", SLOTS * SLOT), bytes(SLOTS * SLOT)) is None and len(rig.gone) == 2

@@ -42,6 +42,7 @@ class LowerTiers:
         self.tiers = tuple(tiers)
         self._entries = entries
         self._queues = [StoreQueue(entries, slab, tier, stats, clock) for tier in tiers]
+        self._stats = stats
         self._clock = clock
 
     # -- what is there ---------------------------------------------------------------------------------------------
@@ -170,6 +171,7 @@ class LowerTiers:
                 if not transfer.is_load:
                     ended(queue.ended(transfer))
             queue.step()
+            self._stats.lost(tier.tier, tier.take_losses())
 
     def wait(self, sources: set[LowerTier], timeout_s: float) -> None:
         """Sleep until something ends in one of `sources`, or in a tier that asks; in any, if that is none."""

@@ -145,6 +145,7 @@ class Rhythm:
         session.running = max(0, session.running - 1)
         if session.running:
             return
+        self._cancel(session)  # of a session that was forgotten, and came again, more requests end than began
         session.ended_s = now_s = self._clock.monotonic()
         tenant = self._tenant(known.tenant)
         source = Source(known.tenant, len(session.gaps) >= OWN_GAPS)

@@ -2,10 +2,15 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Literal
 
 from hotspan.core.types import Tier
-from hotspan.tiers.base import Transfer
+from hotspan.tiers.base import Fault, Losses, Transfer
 from hotspan.tiers.compressing import Packing
+
+Prefetched = Literal["started", "used", "unused"]
+TurnResult = Literal["used", "unused", "paused"]
+BlendCheck = Literal["agreed", "differed", "left_out"]
 
 
 @dataclass(slots=True)
@@ -36,8 +41,8 @@ class CacheStats:
     compression_bytes: Counter[tuple[Tier, str]] = field(default_factory=Counter)
     compression_seconds: dict[tuple[Tier, str], float] = field(default_factory=dict)
     cuts: int = 0
-    prefetches: Counter[str] = field(default_factory=Counter)
-    turns: Counter[str] = field(default_factory=Counter)
+    prefetches: Counter[Prefetched] = field(default_factory=Counter)
+    turns: Counter[TurnResult] = field(default_factory=Counter)
     blends: Counter[str] = field(default_factory=Counter)
     blended_tokens: Counter[str] = field(default_factory=Counter)
     blend_seconds: float = 0.0
@@ -47,7 +52,7 @@ class CacheStats:
     encoder_load_bytes: int = 0
     encoder_store_bytes: int = 0
     is_blending: bool | None = None
-    blend_checks: Counter[str] = field(default_factory=Counter)
+    blend_checks: Counter[BlendCheck] = field(default_factory=Counter)
     blend_agreement: float | None = None
     blend_kl: float | None = None
 
@@ -76,6 +81,14 @@ class CacheStats:
             self.store_seconds.setdefault(tier, []).append(transfer.seconds)
         if transfer.packing is not None:
             self._packed(tier, transfer, transfer.packing)
+
+    def lost(self, tier: Tier, losses: Losses) -> None:
+        """A lower tier gave up chunks by itself."""
+        for counted, count in ((self.evictions, losses.evicted), (self.expired, losses.expired)):
+            if count:
+                counted[tier] += count
+        if losses.quarantined:
+            self.faults[tier, Fault.CORRUPT.value] += losses.quarantined
 
     def loaded(self, tier: Tier, size: int, seconds: float) -> None:
         """One chunk came up from `tier`."""

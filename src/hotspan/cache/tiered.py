@@ -430,9 +430,11 @@ class TieredCache:
 
     def _expire(self) -> None:
         """Forget what is in RAM past its time."""
+        before = len(self.ram.entries)
         for entry in self.ram.expired(self._clock.unix()):
             self._forget(entry)
-            self.stats.expired[Tier.RAM] += 1
+        if (expired := before - len(self.ram.entries)) > 0:
+            self.stats.expired[Tier.RAM] += expired
 
     def _forget(self, entry: Entry) -> None:
         """Make a chunk unfindable, and what stands on it: behind a gap no invalidation would reach it."""

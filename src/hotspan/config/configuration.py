@@ -15,7 +15,7 @@ from hotspan.config.keys import BY_NAME, CONFIG_FILE, KEYS
 from hotspan.config.lmcache import CONNECTORS, DEFAULT_RAM_GIB, MULTI_PROCESS_CONNECTORS, LmcacheReader
 from hotspan.config.lmi import LmiReader
 from hotspan.config.origin import Given, Note, Setting, Settings, Source, resolve
-from hotspan.config.own import CommandLine, read_command_line, read_file, read_variables
+from hotspan.config.own import CommandLine, read_command_line, read_file, read_variables, with_negations
 from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import CacheSettings
 from hotspan.config.targets import build_cache, build_server
@@ -117,13 +117,14 @@ class _Loader:
     """One way from what was written to a Configuration."""
 
     def __init__(self, command_line: CommandLine, surroundings: Mapping[str, str], places: Places, gpus: int) -> None:
-        self._command_line, self._surroundings = command_line, surroundings
+        self._command_line, self._surroundings = with_negations(command_line), surroundings
         self._places, self._gpus = places, gpus
         self._givens: list[Given] = []
         self._notes: list[Note] = []
         self._named: str | None = None
         self._model_directory: Path | None = None
         self._replaces_lmcache = False
+        self._off = set[str]()  # options that are not to be there, whatever is written elsewhere
 
     def load(self) -> Configuration:
         """All of it, in the order in which one thing needs the other."""
@@ -139,9 +140,12 @@ class _Loader:
         tenants = _read(settings["tenants"], load_tenants) or Tenants()
         _refuse_offloading(settings)
         self._notes += inert_notes(settings, tenants, self._surroundings)
+        cache = build_cache(settings, tenants)
+        if cache is not None and (without := tuple(sorted(self._off & {"disk", "l2"}))):
+            cache = replace(cache, without=without)
         return Configuration(
             model=model,
-            cache=build_cache(settings, tenants),
+            cache=cache,
             server=build_server(settings),
             tenants=tenants,
             engine=self._engine(settings),
@@ -249,6 +253,8 @@ class _Loader:
             self._givens = [given for given in self._givens if given not in dropped]
 
     def _default(self) -> None:
+        self._off = {given.key for given in self._givens if given.is_off}
+        self._givens = [given for given in self._givens if given.key not in self._off]
         known = {given.key for given in self._givens}
         for key in KEYS:
             if key.is_own and (key.default is not None or key.name not in known) and key.name != "model":

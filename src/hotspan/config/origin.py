@@ -68,6 +68,11 @@ class Given:
     order: int = 0
 
     @property
+    def is_off(self) -> bool:
+        """Whether somebody wrote that there is to be none, whatever is written elsewhere."""
+        return self.value is None and self.source is Source.COMMAND_LINE
+
+    @property
     def where(self) -> str:
         """How errors name it."""
         return said(self.place, self.written)
@@ -140,7 +145,7 @@ class Settings(dict[str, Setting]):
 
 
 def resolve(givens: Iterable[Given]) -> Settings:
-    """What counts for each key.
+    """What counts for each key; one that is off is not there.
 
     Raises: ConfigError if one source says two different things of one key.
     """
@@ -158,7 +163,8 @@ def resolve(givens: Iterable[Given]) -> Settings:
                     f"{other.where} is {shown(key, other.value)}, and both are {key}: "
                     "leave one of them out"
                 )
-        settings[key] = Setting(first, tuple(found[1:]))
+        if not first.is_off:
+            settings[key] = Setting(first, tuple(found[1:]))
     return settings
 
 

@@ -1,7 +1,8 @@
 """hotspan's own configuration: the command line, HOTSPAN_* and the YAML of --config."""
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from hotspan.config.documents import read_options
 from hotspan.config.engine_options import split_words
 from hotspan.config.environment import is_service_link
 from hotspan.config.keys import BY_NAME, CONFIG_FILE, FLAGS, KEYS, meant, unlisted
+from hotspan.config.kinds import PATH, TEXT
 from hotspan.config.options import Option
 from hotspan.config.origin import COMMAND_LINE, ENVIRONMENT, Entry, Given, Source, said
 from hotspan.core.errors import ConfigError
@@ -22,7 +24,7 @@ _OWN = {key.name: key for key in (*KEYS, CONFIG_FILE) if key.is_own}
 class CommandLine:
     """What stood behind `hotspan serve`.
 
-    flags: hotspan's own, by the names of their keys; what was not given is not in it.
+    flags: hotspan's own, by the names of their keys; what was not given is not in it, and None is what is off.
     words: the engine's options, as they stood.
     """
 
@@ -31,13 +33,47 @@ class CommandLine:
     words: Sequence[str] = field(default=(), repr=False)
 
 
+def with_negations(command_line: CommandLine) -> CommandLine:
+    """The command line with `--no-X` of hotspan's own options among its flags: None for an option that is off.
+
+    Raises: ConfigError for an option that can't be off, is given as well, or has a value.
+    """
+    own, flags, words = {option.name: option for option in FLAGS}, dict(command_line.flags), list[str]()
+    for group in split_words(command_line.words):
+        word, equals, _ = group.words[0].partition("=")
+        option = own.get(group.name or "")
+        if option is None or not word.startswith("--no-"):
+            words += group.words
+            continue
+        if equals or group.words[1:]:
+            raise ConfigError(f"{word} takes no value: leave it out; MODEL stands before all options")
+        if option.name in command_line.flags:
+            raise ConfigError(f"{option.flag} and {word} are both given: leave one of them out")
+        flags[option.name] = _off(option, word)
+    return replace(command_line, flags=flags, words=tuple(words))
+
+
+def _off(option: Option, word: str) -> Any:
+    """What an option is when it is off. Raises: ConfigError if it always has a value."""
+    if option.default is None:
+        return None
+    if option.kind not in (TEXT, PATH):
+        for off in ("off", "never", "none"):
+            with contextlib.suppress(ConfigError):
+                option.kind.parse(off, word)
+                return off
+    raise ConfigError(f"{word}: {option.flag} can't be off: give {option.kind.wants}, or leave it out")
+
+
 def read_flags(flags: Mapping[str, Any], options: Iterable[Option]) -> list[Given]:
     """What flags give, by the options' names. Raises: ConfigError for a value of the wrong type."""
-    return [
-        option.given(flags[option.name], Source.COMMAND_LINE, option.flag, COMMAND_LINE)
-        for option in options
-        if option.name in flags
-    ]
+    givens = []
+    for option in options:
+        if option.name in flags and flags[option.name] is None:
+            givens.append(Given(option.name, None, Source.COMMAND_LINE, option.flag, COMMAND_LINE))
+        elif option.name in flags:
+            givens.append(option.given(flags[option.name], Source.COMMAND_LINE, option.flag, COMMAND_LINE))
+    return givens
 
 
 def read_command_line(command_line: CommandLine) -> list[Given]:

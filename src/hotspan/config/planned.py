@@ -21,6 +21,12 @@ def with_named(plan: TierPlan, settings: CacheSettings) -> TierPlan:
     if settings.persistence == "none":
         plan = replace(plan, disk=None, l2=None)
         named |= {what: Reason(what, "none", "persistence is none") for what in ("disk", "L2")}
+    if "disk" in settings.without:
+        plan = replace(plan, disk=None)
+        named["disk"] = Reason("disk", "none", "--no-disk is given")
+    if "l2" in settings.without:
+        plan = replace(plan, l2=None)
+        named["L2"] = Reason("L2", "none", "--no-l2 is given")
     if settings.disk is not None:
         directory, size = settings.disk.directory, settings.disk.bytes
         plan = replace(plan, disk=DiskChoice(Path(directory), size))
@@ -50,8 +56,9 @@ def planned_settings(settings: CacheSettings, plan: TierPlan) -> CacheSettings |
     settings = replace(settings, ram_bytes=ram_bytes)
     if settings.persistence == "none":
         return settings
-    chosen = None if plan.disk is None else DiskSettings(str(plan.disk.directory), plan.disk.bytes)
-    l2 = None if plan.l2 is None else L2Settings(plan.l2)
+    has_disk, has_l2 = (tier not in settings.without for tier in ("disk", "l2"))
+    chosen = DiskSettings(str(plan.disk.directory), plan.disk.bytes) if plan.disk is not None and has_disk else None
+    l2 = L2Settings(plan.l2) if plan.l2 is not None and has_l2 else None
     return replace(settings, disk=settings.disk or chosen, l2=settings.l2 or l2)
 
 

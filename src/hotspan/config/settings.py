@@ -129,6 +129,7 @@ class CacheSettings:
     blend:        reuse of repeated text that is no prefix; None leaves it out.
     prefetch_sessions: texts of sessions are brought into RAM before their next turns (cache/rhythm.py).
     encoder_outputs: outputs of the encoders of media are kept, where the engine can (engine/encoder/outputs.py).
+    without:      tiers that are not to be chosen where none is named: "disk", "l2".
     """
 
     ram_bytes: int
@@ -150,6 +151,7 @@ class CacheSettings:
     blend: BlendSettings | None = None
     prefetch_sessions: bool = False
     encoder_outputs: bool = True
+    without: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """A dict that `from_json` takes, of JSON types only."""

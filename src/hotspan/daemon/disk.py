@@ -141,7 +141,7 @@ class DiskCopies:
         done: told on the loop. The bytes stay until then.
         """
         is_begun = self.slab.store(_record(stored), parts, told=partial(self._end, done))
-        self.counts.evicted = self.slab.evicted
+        self.counts.evicted = self.slab.losses.evicted
         if is_begun:
             self._stores += 1
             self._begin(stored.size)
@@ -189,6 +189,7 @@ class DiskCopies:
     def sweep(self) -> None:
         """See whether the disk hangs; called now and then."""
         self.slab.finished()
+        self.counts.evicted = self.slab.losses.evicted
         was_hung, in_flight = self._is_hung, self._loads + self._stores
         self._is_hung = in_flight > 0 and self._clock.monotonic() - self._moved_s > self._stall_s
         if self._is_hung and not was_hung:

@@ -14,6 +14,8 @@ from hotspan.cache.rates import Accuracy
 from hotspan.cache.refusals import Refused
 from hotspan.cache.stats import CacheStats
 from hotspan.cache.tiered import TieredCache
+from hotspan.core.types import Tier
+from hotspan.engine.series import COST_CHOICES
 from hotspan.keyring.keyring import NO_KEYS, Keyring
 from hotspan.l2.follower import LogFollower
 
@@ -37,13 +39,19 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     ),
     "hotspan_cache_store_seconds": OffloadingHistogramMetadata("Time to write one chunk to a tier.", _TIER, _BUCKETS),
     "hotspan_cache_faults": OffloadingCounterMetadata(
-        "Transfers that became misses, by tier and fault.", ("tier", "fault")
+        "Transfers that became misses, and chunks that a check found corrupt, by tier and fault.", ("tier", "fault")
     ),
-    "hotspan_cache_evictions": OffloadingCounterMetadata("Chunks evicted for room, by tier.", _TIER),
+    "hotspan_cache_evictions": OffloadingCounterMetadata(
+        "Chunks evicted for room, by tier; of the L2 those that this server deleted from a directory (Redis and the "
+        "node's daemon evict by themselves, and count).",
+        _TIER,
+    ),
     "hotspan_cache_stores_refused": OffloadingCounterMetadata("Chunks that a tier did not take.", _TIER),
     "hotspan_cache_stores_late": OffloadingCounterMetadata("Chunks that left RAM before a tier took them.", _TIER),
     "hotspan_cache_invalidated": OffloadingCounterMetadata("Chunks that their owner took back, by tier.", _TIER),
-    "hotspan_cache_expired": OffloadingCounterMetadata("Chunks whose time was over, by tier.", _TIER),
+    "hotspan_cache_expired": OffloadingCounterMetadata(
+        "Chunks whose time was over, or that of a chunk before them, by tier.", _TIER
+    ),
     "hotspan_cache_tier_up": OffloadingGaugeMetadata("1 while a tier takes part, 0 while it is given up.", _TIER),
     "hotspan_compression_chunks": OffloadingCounterMetadata(
         "Chunks written to a tier, by what was chosen: compressed, left (it would not shrink by 5 %), plain (not "
@@ -183,6 +191,7 @@ class CacheMetrics:
         self._keys = NO_KEYS
         self._last = cache.cost.report() if cache.cost is not None else None
         self._gauges: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._begun: set[tuple[str, tuple[str, ...]]] = set()
         self._out = OffloadingConnectorStats()
 
     def report(self, token_bytes: float) -> OffloadingConnectorStats | None:
@@ -196,9 +205,12 @@ class CacheMetrics:
         for tier, usage in self._cache.usage().items():
             self._set("hotspan_cache_used_bytes", usage.bytes, tier.value)
             self._set("hotspan_cache_capacity_bytes", usage.capacity_bytes, tier.value)
-            pinned_bytes = usage.pinned_chunks * self._cache.ram.slab.slot_bytes
-            self._set("hotspan_cache_pinned_bytes", pinned_bytes, tier.value)
+            if tier is not Tier.L2:  # which evicts without asking for pins
+                pinned_bytes = usage.pinned_chunks * self._cache.ram.slab.slot_bytes
+                self._set("hotspan_cache_pinned_bytes", pinned_bytes, tier.value)
             self._set("hotspan_cache_tier_up", float(usage.is_up), tier.value)
+            if usage.is_up and usage.counts_evictions:
+                self._begin("hotspan_cache_evictions", tier.value)
         self._set("hotspan_cache_token_bytes", token_bytes)
         for tier, chunks in self._cache.queued().items():
             self._set("hotspan_cache_store_queue_chunks", chunks, tier.value)
@@ -227,8 +239,8 @@ class CacheMetrics:
                 self._add(f"hotspan_cache_{name}", value, tier.value)
         for what, value in counts.prefetches.items():
             self._add("hotspan_prefetch_chunks", value, what)
-        for what, value in counts.turns.items():
-            self._add("hotspan_prefetch_turns", value, what)
+        for turn, value in counts.turns.items():
+            self._add("hotspan_prefetch_turns", value, turn)
         for (tier, fault), value in counts.faults.items():
             self._add("hotspan_cache_faults", value, tier.value, fault)
         for name in ("compression_chunks", "compression_bytes", "compression_seconds"):
@@ -240,8 +252,8 @@ class CacheMetrics:
             self._add("hotspan_blend_tokens", count, kind)
         self._add("hotspan_blend_windows_stored", counts.windows_stored)
         self._add("hotspan_blend_seconds", counts.blend_seconds)
-        for result, count in counts.blend_checks.items():
-            self._add("hotspan_blend_checks", count, result)
+        for check, count in counts.blend_checks.items():
+            self._add("hotspan_blend_checks", count, check)
         if counts.blend_agreement is not None and counts.blend_kl is not None:
             self._set("hotspan_blend_agreement_ratio", counts.blend_agreement)
             self._set("hotspan_blend_kl", counts.blend_kl)
@@ -257,7 +269,7 @@ class CacheMetrics:
                     self._out.observe_histogram(f"hotspan_cache_{name}", sample, (tier.value,))
 
     def _report_cost(self, now: CostReport, last: CostReport) -> None:
-        for choice in ("asked", "loaded", "refused", "late"):
+        for choice in COST_CHOICES:
             self._add("hotspan_cost_requests", getattr(now, choice) - getattr(last, choice), choice)
         for (reason, is_busy), count in now.refusals.items():
             before = last.refusals.get((reason, is_busy), Refused())
@@ -278,6 +290,12 @@ class CacheMetrics:
             self._set("hotspan_cost_latency_seconds", estimate.latency_s, tier.value)
             self._set("hotspan_cost_bytes_per_second", estimate.bytes_per_s, tier.value)
             self._set("hotspan_cost_queued_bytes", estimate.queued_bytes, tier.value)
+
+    def _begin(self, name: str, *labels: str) -> None:
+        """Have a counter that may never count begin with 0, so that it is told from one that nobody counts."""
+        if (name, labels) not in self._begun:
+            self._begun.add((name, labels))
+            self._out.increase_counter(name, 0, labels)
 
     def _add(self, name: str, value: float, *labels: str) -> None:
         """Count; 0 is not passed on."""

@@ -72,11 +72,15 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class StoreUsage:
-    """How full a store is, as far as it says; 0 for what it does not say."""
+    """How full a store is, as far as it says; 0 for what it does not say.
+
+    evicted: objects that this process deleted for room since it opened the store; None where processes do not.
+    """
 
     objects: int = 0
     bytes: int = 0
     capacity_bytes: int = 0
+    evicted: int | None = None
 
 
 Landed = Callable[[int, memoryview], None]

@@ -66,7 +66,7 @@ class FileRoom:
         self._lock = threading.Lock()
         self._looked_s: float | None = None
         self._looks = self._newest_look = 0
-        self._objects = self._bytes = self._unseen_bytes = 0
+        self._objects = self._bytes = self._unseen_bytes = self._evicted = 0
         # Bytes of the objects put here that no look has seen; 0 while one is being put, when a look may see it already.
         self._unseen: dict[Path, int] = {}
 
@@ -76,7 +76,7 @@ class FileRoom:
         with self._lock:
             if self._looked_s is None:
                 return None
-            return StoreUsage(self._objects, self._bytes, self._capacity_bytes or 0)
+            return self._usage()
 
     def begin(self, directory: Path) -> None:
         """An object is about to be put into this directory."""
@@ -123,11 +123,16 @@ class FileRoom:
         if most is not None and (is_full or total > most):
             while seen and total > _KEPT * most:
                 oldest = seen.pop(0)
-                self._files.remove(oldest.directory, call)
+                is_ours = self._files.remove(oldest.directory, call)  # and not another replica's, which counts it
                 total -= oldest.bytes
+                with self._lock:
+                    self._evicted += is_ours
         self._saw(look, seen)
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _usage(self) -> StoreUsage:
+        return StoreUsage(self._objects, self._bytes, self._capacity_bytes or 0, self._evicted)
 
     def _is_due(self) -> bool:
         if self._looked_s is None or self._clock.monotonic() - self._looked_s > _SWEEP_EVERY_S:
@@ -153,7 +158,7 @@ class FileRoom:
                 self._unseen_bytes = sum(unseen)
                 self._bytes = sum(one.bytes for one in seen) + self._unseen_bytes
                 self._looked_s = self._clock.monotonic()
-            return StoreUsage(self._objects, self._bytes, self._capacity_bytes or 0)
+            return self._usage()
 
     def _seen(self, call: FileCall) -> Iterator[_Seen]:
         """All objects; metadata on the way whose object never came is deleted."""

@@ -46,8 +46,10 @@ class PositionKeeper:
         """submit: runs something on another thread."""
         self._directory = directory
         self._submit = submit
-        self._lock = threading.Lock()
+        self._lock, self._writing = threading.Lock(), threading.Lock()
         self._latest: LogPosition | None = None
+        self._durable: LogPosition | None = None  # the newest up to which all is durable
+        self._written: LogPosition | None = None
         self._undone = 0
         self._is_behind = False
 
@@ -67,4 +69,13 @@ class PositionKeeper:
             position = self._latest
             if self._undone or self._is_behind or position is None:
                 return
-        self._submit(lambda: write_position(self._directory, position))
+            self._durable = position
+        self._submit(self._write)
+
+    def _write(self) -> None:
+        """Write the newest position that may be; whoever else writes waits for that, and finds it done."""
+        with self._writing:
+            with self._lock:
+                position = self._durable
+            if position is not None and position != self._written and write_position(self._directory, position):
+                self._written = position

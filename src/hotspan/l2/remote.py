@@ -33,7 +33,7 @@ from hotspan.l2.follower import LogFollower
 from hotspan.l2.jobs import DROPPED, Ended, StoreJobs
 from hotspan.l2.known import KnownChunks, Moment
 from hotspan.l2.view import readable
-from hotspan.tiers.base import Durable, Fault, FrameKeys, TierUsage, Transfer
+from hotspan.tiers.base import Durable, Fault, FrameKeys, Losses, TierUsage, Transfer
 from hotspan.tiers.commit import GroupCommit
 from hotspan.tiers.io import IoQueue, IoThreads
 from hotspan.tiers.packer import Packer
@@ -100,6 +100,7 @@ class RemoteTier:
         self._updates_at_once = _UPDATES_AT_ONCE
         self._failing: dict[ChunkKey, float] = {}  # since when the updates of a chunk can't be written, each alone
         self._usage = StoreUsage()
+        self.losses = Losses()
         self._usage_s = -_USAGE_EVERY_S
         self._done: deque[Callable[[], Transfer | None]] = deque()
         self._landed = threading.Event()
@@ -237,7 +238,11 @@ class RemoteTier:
     def usage(self) -> TierUsage:
         slot = HEADER_BYTES + self._payload_bytes
         usage = self._usage
-        return TierUsage(usage.objects, usage.capacity_bytes // slot, usage.bytes, usage.capacity_bytes, {})
+        capacity = usage.capacity_bytes
+        counts_evictions = usage.evicted is not None
+        return TierUsage(
+            *(usage.objects, capacity // slot, usage.bytes, capacity, {}), counts_evictions=counts_evictions
+        )
 
     def give_up(self) -> None:
         self._queue.drop()
@@ -300,6 +305,8 @@ class RemoteTier:
             self._known.put(self._updates.joined(one), since)
         if dead:
             self._delete(dead, tenant)
+            over = {key for key in unknown.intersection(dead) if 0 < found[key].terms.expires_s <= now_s}
+            self.losses.expired += len(over)
         self._known.put_absent(chunks, unknown)
 
     def _holds(self, since: Moment, tenant: int) -> bool:
@@ -370,6 +377,7 @@ class RemoteTier:
     def _measured(self, usage: StoreUsage | None) -> None:
         self._is_measuring = False
         self._usage = usage or self._usage
+        self.losses.evicted = self._usage.evicted or 0
 
     def _delete(self, keys: Sequence[ChunkKey], tenant: int) -> None:
         self._queue.submit(lambda scratch: self._jobs.delete(keys, tenant), lambda: None, urgent=False)

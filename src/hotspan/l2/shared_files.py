@@ -198,8 +198,11 @@ class SharedFiles(Tree):
 
         self._in_directory(path.parent, make, call)
 
-    def remove(self, directory: Path, call: FileCall) -> None:
-        """Delete a directory of files, if it is there: all of it at once, as far as anybody sees."""
+    def remove(self, directory: Path, call: FileCall) -> bool:
+        """Delete a directory of files: all of it at once, as far as anybody sees. False if it is not there.
+
+        Of several who delete it at a time, one is told True, or raises after it.
+        """
         call.step()
         gone = secrets.token_hex(16)
         with self.entered(_TEMPORARY, make=True) as temporary:
@@ -207,8 +210,9 @@ class SharedFiles(Tree):
                 with self.entered(directory.parent) as parent:
                     os.rename(directory.name, gone, src_dir_fd=parent, dst_dir_fd=temporary)
             except FileNotFoundError:
-                return
+                return False
             delete_in(temporary, gone, call.step)
+        return True
 
     def _in_directory(self, directory: Path, do: Callable[[int], _T], call: FileCall) -> _T:
         """Do something in a directory, which is made if need be, also if it is removed at this moment."""

@@ -39,8 +39,9 @@ _AT_ONCE = 64
 
 _USED: Final = "hotspan_cache_used_bytes"
 _UP: Final = "hotspan_cache_tier_up"
+_EVICTED: Final = "hotspan_cache_evictions_total"
 _POOL_USED: Final = "vllm:kv_cache_usage_perc"
-_WANTED: Final = (LOOKUPS, HITS, _USED, CAPACITY, _UP, TOKEN_BYTES, POOL_HITS, _POOL_USED, POOL)
+_WANTED: Final = (LOOKUPS, HITS, _USED, CAPACITY, _UP, _EVICTED, TOKEN_BYTES, POOL_HITS, _POOL_USED, POOL)
 
 Json = dict[str, Any]
 _T = TypeVar("_T")
@@ -48,12 +49,16 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class TierFigures:
-    """One tier of one replica, all its engine cores together."""
+    """One tier of one replica, all its engine cores together.
+
+    evicted_chunks: since its start, by this replica; None if its medium evicts by itself, or never does.
+    """
 
     used_bytes: float
     capacity_bytes: float
     hit_tokens: float
     is_up: bool = True
+    evicted_chunks: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +132,8 @@ def figures_in(page: bytes) -> ReplicaFigures | None:
         name, add = tier.value, largest if tier is Tier.L2 else total
         if (CAPACITY, name) in found:
             is_up = all(found.get((_UP, name), ()))
-            tiers[tier] = TierFigures(add(_USED, name), add(CAPACITY, name), total(HITS, name), is_up)
+            evicted = total(_EVICTED, name) if (_EVICTED, name) in found else None
+            tiers[tier] = TierFigures(add(_USED, name), add(CAPACITY, name), total(HITS, name), is_up, evicted)
     return ReplicaFigures(total(LOOKUPS), tiers) if tiers.keys() - {Tier.GPU} else None
 
 
@@ -231,11 +237,12 @@ def _summed(tier: Tier, counted: Mapping[str, ReplicaFigures], stored: Stored) -
     """One tier of all replicas; None if none has it.
 
     Replicas with one L2 report the same bytes of it: of each store the largest count. Those whose store is not known
-    are taken to have that of the first.
+    are taken to have that of the first. What each evicted from it, no other did: those are added up.
     """
     have = {name: each.tiers[tier] for name, each in counted.items() if tier in each.tiers}
     if not have:
         return None
+    evicted = [each.evicted_chunks for each in have.values() if each.evicted_chunks is not None]
     groups, shared = [[each] for each in have.values()], Json()
     if tier is Tier.L2:
         stores = {name: _store(stored[name]) for name in have}
@@ -251,6 +258,7 @@ def _summed(tier: Tier, counted: Mapping[str, ReplicaFigures], stored: Stored) -
         "hit_tokens": sum(each.hit_tokens for each in have.values()),
         "used_bytes": sum(max(each.used_bytes for each in group) for group in groups),
         "capacity_bytes": sum(max(each.capacity_bytes for each in group) for group in groups),
+        "evicted_chunks": sum(evicted) if evicted else None,
     }
 
 

@@ -15,6 +15,7 @@ from hotspan.http.bodies import Bodies, Budget
 from hotspan.http.connections import HttpLimits
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import Exchange
+from hotspan.http.texts import check_characters
 from hotspan.server.exchange import ended
 from hotspan.server.principal import Principal, current_principal
 
@@ -56,10 +57,11 @@ class Admission:
         """Read a request's body and do its work, which ends early if the client disconnects.
 
         is_counted: it takes a place in the queue, and has a limited time: its response ends with an error after that.
-        Raises:     HttpError 408, 413, 429 or 503; ClientGone.
+        Raises:     HttpError 400, 408, 413, 429 or 503; ClientGone.
         """
         owner = current_principal()
         async with self._bodies.body(exchange, owner) as body:
+            check_characters(body)
             if not is_counted:
                 async with exchange.watched():
                     await work(body)

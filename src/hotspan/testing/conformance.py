@@ -13,6 +13,7 @@ The kit runs unchanged; the tier's `check()` is called after every test.
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Protocol
 
 import pytest
@@ -21,7 +22,7 @@ from hotspan.core.terms import MAX_LABELS, Scope, Terms, adapter_label, tag_labe
 from hotspan.core.types import Chunk, ChunkKey
 from hotspan.testing.chunks import HANG_S, aligned, chain, content, key_of
 from hotspan.testing.clock import SimulatedClock
-from hotspan.tiers.base import StorageTier, Transfer
+from hotspan.tiers.base import Losses, StorageTier, Transfer
 
 NAMESPACE = bytes(range(32))
 """Of all chunks in the kit."""
@@ -337,6 +338,7 @@ class StorageTierTests(AnyTierTests):
         store(tier, chunk, self.PAYLOAD_BYTES, terms=Terms(TENANT, expires_s=int(clock.unix()) + 10))
         clock.advance(20)
         self._until_empty(tier)
+        assert tier.losses == Losses(expired=1)
         assert store(tier, chunk, self.PAYLOAD_BYTES, version=1) is not None
         result = load(tier, chunk.key, self.PAYLOAD_BYTES)
         assert result is not None and result[1] == content(chunk.key, self.PAYLOAD_BYTES, 1)
@@ -416,7 +418,7 @@ class StorageTierTests(AnyTierTests):
         assert not tier.lookup(branch.key) and all(tier.lookup(chunk.key) for chunk in others)
 
     def test_what_stands_on_an_expired_chunk_goes(self, tier: CheckedTier, clock: SimulatedClock) -> None:
-        """Some time after a chunk's expiry its descendants hold no slots either, whatever their own terms."""
+        """Some time after a chunk's expiry its descendants hold no slots, whatever their own terms; all are counted."""
         chunks = chain("a", 3)
         store(tier, chunks[0], self.PAYLOAD_BYTES, terms=Terms(TENANT, expires_s=int(clock.unix()) + 10))
         for chunk in chunks[1:]:
@@ -424,6 +426,7 @@ class StorageTierTests(AnyTierTests):
         clock.advance(20)
         self._until_empty(tier)
         assert not any(tier.lookup(chunk.key) for chunk in chunks)
+        assert tier.losses == Losses(expired=len(chunks))
 
     def test_a_descendant_that_is_being_written_goes(self, tier: CheckedTier) -> None:
         """What stands on a discarded chunk and is on its way is reported, and never appears."""
@@ -474,13 +477,16 @@ class StorageTierTests(AnyTierTests):
         assert tier.usage().chunks == 0
 
     def test_a_full_tier_stays_right(self, tier: CheckedTier) -> None:
-        """Offered three times what it holds, twice, it keeps to its capacity, and what it finds is whole and rooted."""
+        """Offered three times what it holds, twice, it keeps to its capacity, and what it finds is whole and rooted.
+
+        What gave way is counted, once for each chunk; of what its owner takes nothing is.
+        """
         chains = [chain(name, self.SLOTS // 2) for name in "abcdef"]
+        found = stored = 0
         for _ in range(2):
             for chunks in chains:
                 for chunk in chunks:
-                    store(tier, chunk, self.PAYLOAD_BYTES)
-        found = 0
+                    stored += store(tier, chunk, self.PAYLOAD_BYTES) is not None
         for chunks in chains:
             held = [tier.lookup(chunk.key) for chunk in chunks]
             assert held == sorted(held, reverse=True), "a chunk is here without its ancestors"
@@ -488,5 +494,9 @@ class StorageTierTests(AnyTierTests):
                 result = load(tier, chunk.key, self.PAYLOAD_BYTES)
                 assert result is not None and result[1] == content(chunk.key, self.PAYLOAD_BYTES)
                 found += 1
+        assert tier.losses == Losses(evicted=stored - found), "what gave way is not what was counted"
         capacity = tier.usage().capacity_chunks  # of chunks as those that are here, some of which may be compressed
         assert 0 < found <= capacity and capacity >= self.SLOTS
+        before = replace(tier.losses)
+        tier.discard(chains[0][0].key)
+        assert invalidate(tier, Scope()) <= found and tier.losses == before

@@ -51,11 +51,37 @@ class Transfer:
     ended_s: float = 0.0
 
 
+@dataclass(slots=True)
+class Losses:
+    """Chunks that a tier gave up by itself since it was opened, each counted once.
+
+    evicted: for room. expired: their time was over, or that of a chunk before them. quarantined: a check of all that is
+    stored found them corrupt; what a load finds is the load's fault. What was invalidated or discarded is not here.
+    """
+
+    evicted: int = 0
+    expired: int = 0
+    quarantined: int = 0
+
+    def add(self, more: "Losses") -> None:
+        """Count these, too."""
+        self.evicted += more.evicted
+        self.expired += more.expired
+        self.quarantined += more.quarantined
+
+    def since(self, before: "Losses") -> "Losses":
+        """What was added."""
+        return Losses(
+            self.evicted - before.evicted, self.expired - before.expired, self.quarantined - before.quarantined
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class TierUsage:
     """How full a tier is, in chunks and bytes; `tenants` says who holds how many chunks.
 
     is_up: False while it is given up and takes no part. pinned_chunks: what pins have kept from being evicted.
+    counts_evictions: False if its medium evicts by itself, or never does.
     """
 
     chunks: int
@@ -65,6 +91,7 @@ class TierUsage:
     tenants: dict[int, int]
     is_up: bool = True
     pinned_chunks: int = 0
+    counts_evictions: bool = True
 
 
 class FrameKeys(Protocol):
@@ -107,6 +134,9 @@ class StorageTier(Protocol):
     """A tier below RAM."""
 
     tier: Tier
+
+    losses: Losses
+    """What it gave up by itself; of a store that replicas share, what this process did."""
 
     @property
     def asking(self) -> int:

@@ -34,6 +34,9 @@ class Speeds(NamedTuple):
     compressed: float
 
 
+Choice = Literal["compressed", "left", "plain"]
+
+
 class Packing(NamedTuple):
     """What became of one chunk.
 
@@ -41,7 +44,7 @@ class Packing(NamedTuple):
     stored_bytes: of its payload. seconds: of encoding or decoding.
     """
 
-    choice: Literal["compressed", "left", "plain"]
+    choice: Choice
     stored_bytes: int
     seconds: float = 0.0
 

@@ -129,6 +129,7 @@ class DiskTier(DiskSlab):
             slot, key = self._suspects.popleft()
             if (entry := self._entries.get(key)) is not None and entry.slot == slot:
                 self._delete(entry)
+                self.losses.quarantined += 1
         if self._early and not self._commits:
             for key in self._early & self._entries.keys():
                 self.stamp(key, self.terms(key))
@@ -223,8 +224,10 @@ class DiskTier(DiskSlab):
         super()._tick()
 
     def _purge(self) -> None:
+        before = len(self)
         for slot in self._table.expired(self._clock.unix()):
             self.discard(self._table.key(slot))
+        self.losses.expired += before - len(self)
 
     # -- the log's thread ------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import ChunkKey
-from hotspan.tiers.base import Durable, Fault, FrameKeys, TierUsage, Transfer
+from hotspan.tiers.base import Durable, Fault, FrameKeys, Losses, TierUsage, Transfer
 from hotspan.tiers.commit import GroupCommit
 from hotspan.tiers.directory import TIER, DirectoryLayout, open_directory
 from hotspan.tiers.disk_jobs import FrameJobs
@@ -162,7 +162,7 @@ class DiskSlab:
             reserve_bytes=options.reserve_bytes,
         )
         self.slot_bytes = self.directory.geometry.slot_bytes
-        self.evicted = 0
+        self.losses = Losses()
         self._table = self.directory.table
         frames = FrameFile(options.files, self.directory.slab_fd, self.slot_bytes, options.pace)
         self._jobs = FrameJobs(frames, options.keys, self._clock, options.pace, options.packer)
@@ -444,7 +444,7 @@ class DiskSlab:
     def _evict(self, key: ChunkKey) -> Sequence[int]:
         """The slots of a chunk that is evicted; their records are the caller's to replace."""
         self._lru.remove(key, evicted=True)
-        self.evicted += 1
+        self.losses.evicted += 1
         slots = self._entries.pop(key).slots
         self._gone(key)
         return slots

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from hotspan.core.breaker import Breaker, BreakerState
 from hotspan.core.clock import Clock, SystemClock
@@ -20,7 +21,7 @@ from hotspan.core.errors import HotspanError
 from hotspan.core.scopes import Backlog
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey, Tier
-from hotspan.tiers.base import Durable, Fault, StorageTier, TierUsage, Transfer
+from hotspan.tiers.base import Durable, Fault, Losses, StorageTier, TierUsage, Transfer
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class LowerTier:
         self._released: list[ChunkKey] = []  # by what was given up
         self._joins: dict[ChunkKey, Terms] = {}  # while it was given up
         self._entries = 0
+        self._losses, self._reported = Losses(), Losses()  # of the tiers before this one, and what was told of this one
         self._closed = False
 
     @property
@@ -124,6 +126,13 @@ class LowerTier:
         elif (self._in_flight and now - self._moved_s > self._stall_s) or self._is_log_late(now):
             self._trip("stall")
         return transfers
+
+    def take_losses(self) -> Losses:
+        """What it gave up by itself since the last call, whether or not it was opened again meanwhile."""
+        losses, self._losses = self._losses, Losses()
+        losses.add(self.storage.losses.since(self._reported))
+        self._reported = replace(self.storage.losses)
+        return losses
 
     def wait(self, timeout_s: float) -> bool:
         """As StorageTier says."""
@@ -212,6 +221,7 @@ class LowerTier:
     def _heal(self, now: float) -> None:
         """Open the tier anew once all its I/O has ended and the pause is over; tell it what it missed, and take it."""
         if self._opened is not None:
+            self._losses, self._reported = self.take_losses(), Losses()
             self.storage, self._opened, self._opening = self._opened, None, None
             self._in_flight = self._lates = 0
             self._log_failed = False
