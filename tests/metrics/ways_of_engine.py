@@ -4,7 +4,10 @@ of encoder outputs that live beside it; keys."""
 from pathlib import Path
 from typing import Any
 
+from hotspan.cache.choice import Run, Text
+from hotspan.cache.cost import CostModel
 from hotspan.cache.rhythm import LEAST, OWN_GAPS
+from hotspan.core.types import MIB, Tier
 from hotspan.engine.blend.orders import Checked, Report, Speed
 from hotspan.engine.metrics import CacheMetrics
 from hotspan.engine.requests import RequestRecord
@@ -50,6 +53,31 @@ def hang_in_the_middle(engine: SimulatedCore, text: list[int]) -> None:
     engine.step()
     engine.medium.hang()
     engine.finish()
+
+
+def what_is_refused(path: Path, model: Path) -> None:
+    """Why tokens are computed that lie in a lower tier: while the engine idles, and while it is busy."""
+    with Rig(ram=1) as rig:
+        cost = rig.cache.cost = CostModel(2048, {Tier.L2: 4}, rig.clock)
+        metrics = CacheMetrics(rig.cache, None)
+        for tokens in (2048, 512) * 4:
+            cost.observe_step(tokens, 0, tokens / 1000)
+        for step_s in (0.0, 0.01):
+            idle_or_busy = Text(4 * CHUNK + 1, CHUNK, step_s=step_s)
+            for load_s in (1.5, 0.5):  # computing takes a second
+                for _ in range(20):
+                    cost.begin_load(Tier.L2, MIB)
+                    cost.end_load(Tier.L2, MIB, load_s)
+                cost._trust, cost._tiers[Tier.L2]._caution = 0.0, 1.0
+                rig.clock.advance(1000.0)
+                cost.cut(idle_or_busy, [Run(Tier.L2, 4, MIB)])
+            for why in ("late", "room"):
+                cost._trust, cost._tiers[Tier.L2]._caution = 1.0, 1.0
+                rig.clock.advance(1000.0)
+                cost.settle(cost.cut(idle_or_busy, [Run(Tier.L2, 4, MIB)]), 1.0, 1, cut=why)
+            cost.note_unanswered(idle_or_busy, CHUNK)
+        rig.cache.stats.cuts += 1
+        metrics.report(1.0)
 
 
 def what_sessions_do(path: Path, model: Path) -> None:
@@ -144,4 +172,4 @@ def what_keys_do(path: Path, model: Path) -> None:
         metrics.report(1.0)
 
 
-WAYS = (what_requests_find, what_sessions_do, what_is_encoded, what_is_blended, what_keys_do)
+WAYS = (what_requests_find, what_is_refused, what_sessions_do, what_is_encoded, what_is_blended, what_keys_do)
