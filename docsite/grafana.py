@@ -43,6 +43,11 @@ OVERVIEW = (
         "histogram_quantile(0.99, sum by (le) (rate(hotspan_router_first_byte_seconds_bucket[5m])))",
     ),
     ("Tiers that are up", "short", "hotspan_cache_tier_up"),
+    (
+        "Cached tokens that were computed, by reason",
+        "short",
+        "sum by (reason, engine_state) (rate(hotspan_cost_refused_tokens_total[5m]))",
+    ),
     ("Requests at each replica", "short", "hotspan_router_in_flight_requests"),
     ("GPU utilization", "percentunit", "hotspan_gpu_utilization_ratio"),
     (

@@ -22,7 +22,7 @@ from hotspan.l2.follower import LogFollower
 _BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 _TIER = ("tier",)
 _WHAT = ("what",)
-_REFUSED = ("reason", "engine")
+_REFUSED = ("reason", "engine_state")
 _BY_TIER = (
     *("hit_tokens", "load_bytes", "store_bytes", "evictions"),
     *("stores_refused", "stores_late", "invalidated", "expired"),
