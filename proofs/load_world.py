@@ -17,7 +17,7 @@ from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import PAGE_BYTES, Chunk, ChunkKey, Lookup, Tier
 from hotspan.testing.clock import SimulatedClock
-from hotspan.tiers.base import Durable, TierUsage, Transfer
+from hotspan.tiers.base import Durable, Losses, TierUsage, Transfer
 
 NEVER = float("inf")
 CHUNK = 256
@@ -104,6 +104,7 @@ class LinkTier:
         self.lanes = lanes
         self.parents: dict[ChunkKey, ChunkKey | None] = {}
         self._pace, self._size, self._clock, self._rng, self._noise = pace, size, clock, rng, noise
+        self.losses = Losses()
         self._store_depth = store_depth
         self._free_s = [0.0] * lanes
         self._link_s = 0.0
@@ -371,7 +372,7 @@ class World:
                 if request.tokens + request.answer > pool:
                     self.cache.reconsider(request.reader)
                     break
-                copied_s += self._begin(request, found, copied_s)
+                copied_s += self._begin(request, found)
                 if request.state == "loading":
                     pool -= request.tokens + request.answer
                     self._waiting.popleft()
@@ -403,9 +404,23 @@ class World:
                 break
             is_waiting |= answer is Lookup.RETRY
             found.append(chunk)
-        return None if is_waiting else found
+        return None if is_waiting and not self._await(reader) else found
 
-    def _begin(self, request: Request, found: list[Chunk], copied_s: float) -> float:
+    def _await(self, reader: Reader) -> bool:
+        """Whether all that a request waits for comes in the time for which it may hold up the step."""
+        if self.load is None or self.tier is None or reader.plan is None or not self._is_sync:
+            return False
+        left_s = self.load.stall_left_s
+        if reader.plan.choice.load_s > left_s:
+            return False
+        began_s = self.clock.monotonic()
+        while reader.waiting and self.tier.next_s <= began_s + left_s:
+            self.clock.advance(max(self.tier.next_s - self.clock.monotonic(), 0.0))
+            self.cache.step()
+        self.load.stall(self.clock.monotonic() - began_s)
+        return not reader.waiting
+
+    def _begin(self, request: Request, found: list[Chunk]) -> float:
         """What it has in RAM is copied, within the step or beside it; returns the step's seconds for it."""
         request.done = request.hit_tokens = min(len(found) * CHUNK, request.tokens - 1)
         if self.load is not None:
@@ -419,9 +434,11 @@ class World:
         seconds = size / self.engine.copy_bytes_per_s
         if self.cache.cost is not None:
             self.cache.cost.observe_copy(size, seconds)
-        is_sync = self._is_sync and (self.load is None or self.load.may_stall(copied_s + seconds))
+        is_sync = self._is_sync and (self.load is None or self.load.may_stall(seconds))
         if is_sync:
             self._loaded(request)
+            if self.load is not None:
+                self.load.stall(seconds)
             return seconds
         request.state = "loading"
         self._loading.append((self.clock.monotonic() + seconds, request))

@@ -82,3 +82,37 @@ def test_slots_are_given_back(tiny_model: Path) -> None:
         assert not engine.cache.ram.is_pinned
         assert not engine.connector._inline._loads
         engine.check()
+
+
+def beside_another(engine: Core, mean_s: float) -> dict[str, int]:
+    """What ends with the step in which a request comes whose chunks lie on disk, while another one decodes.
+
+    mean_s: what the engine's steps are taken to last.
+    """
+    text = kept(engine, 1)
+    engine.evict_ram()
+    engine.start("runs", engine.text(2, 40), 20)
+    engine.step()
+    cost, steps = engine.cache.cost, engine.manager.steps
+    assert cost is not None and steps is not None
+    for _ in range(8):  # an engine that computes a token a second: what can be loaded is
+        cost.observe_step(100, 0, 100.0)
+    steps._mean_s, steps._last_s = mean_s, 0.0
+    engine.start("a", text)
+    return engine.step()
+
+
+def test_a_step_waits_for_chunks_that_come_soon(tiny_model: Path, tmp_path: Path) -> None:
+    """A request whose chunks lie on disk begins with the step in which it was looked up, if that step is long."""
+    with core(tiny_model, disk=tmp_path / "kv", cache={"patience_s": None}) as engine:
+        assert beside_another(engine, 6000.0) == {"a": 3 * CHUNK}
+        engine.finish()
+        engine.check()
+
+
+def test_a_step_does_not_wait_for_chunks_that_come_late(tiny_model: Path, tmp_path: Path) -> None:
+    """Beside short steps a request waits for its chunks, and the step does not."""
+    with core(tiny_model, disk=tmp_path / "kv", cache={"patience_s": None}) as engine:
+        assert beside_another(engine, 0.0) == {}
+        assert engine.finish()["a"] == 3 * CHUNK
+        engine.check()

@@ -19,7 +19,7 @@ _MEMORY = 16
 _LONG_S = 1e4
 
 _STALL_SHARE = 0.1
-"""Share of a step for which the copies of new requests may hold it up."""
+"""Share of a step for which new requests may hold it up, with their copies and with waits for chunks."""
 
 
 class Step(NamedTuple):
@@ -53,6 +53,8 @@ class EngineLoad:
         self._load = 0.0
         self._ended_s = 0.0
         self._last_s = 0.0
+        self._mean_s = 0.0  # of the last steps, of all kinds
+        self._stalled_s = 0.0  # by what the step that is being scheduled is held up
         self._is_busy = False
 
     # -- what happens ------------------------------------------------------------------------------------------------
@@ -84,6 +86,7 @@ class EngineLoad:
     def begin(self, tokens: int, context: int, scheduled: int) -> None:
         """A step was scheduled; its parts as in `Step`."""
         self._is_busy = scheduled > 0
+        self._stalled_s = 0.0
         self._steps.append(Step(self._clock.monotonic(), scheduled, tokens, context))
 
     def disregard(self) -> None:
@@ -102,6 +105,7 @@ class EngineLoad:
             else:
                 self._last_s = took_s
             self._note_busy(took_s, now_s - self._ended_s)
+            self._mean_s += (took_s - self._mean_s) / _MEMORY if self._mean_s else took_s
         self._ended_s = now_s
 
     def _note_busy(self, busy_s: float, passed_s: float) -> None:
@@ -155,9 +159,19 @@ class EngineLoad:
             waited_s=waited_s,
         )
 
-    def may_stall(self, copies_s: float) -> bool:
-        """Whether the step that is being scheduled may begin so much later, for copies that new requests need.
+    @property
+    def stall_left_s(self) -> float:
+        """How much later the step that is being scheduled may begin for what new requests need in it; 0 if it is empty.
 
-        A request whose copies are made beside a step begins in the next one: that is worth it only for long copies.
+        A request that is not ready begins in the next one: that is worth it only for what takes long beside a step.
         """
-        return copies_s <= _STALL_SHARE * self.step_s or not (self._prompts or self.step_s)
+        is_empty = not (self._prompts or self.step_s)
+        return 0.0 if is_empty else max(_STALL_SHARE * max(self.step_s, self._mean_s) - self._stalled_s, 0.0)
+
+    def may_stall(self, copies_s: float) -> bool:
+        """Whether the step that is being scheduled may wait for copies; where nothing else runs, for any."""
+        return copies_s <= self.stall_left_s or not (self._prompts or self.step_s)
+
+    def stall(self, seconds: float) -> None:
+        """The step that is being scheduled begins so much later."""
+        self._stalled_s += seconds

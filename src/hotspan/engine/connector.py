@@ -211,6 +211,8 @@ class HotspanConnector(OffloadingConnector):
         if self.manager.is_waiting(request.request_id, num_computed_tokens):
             return None, False  # saves a scan of all its keys, once a millisecond
         tokens, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if tokens is None and self._inline is not None and self.manager.await_chunks(request.request_id):
+            tokens, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if tokens is not None:
             blended = self.manager.blended(request, num_computed_tokens, tokens)
             if blended is None:

@@ -226,6 +226,7 @@ OWN: dict[str, str] = {
     "HotspanManager": """
         bind admit load_adapter keyer named invalidate is_waiting blended note_answer note_blends begin retire
         begin_step end_step forget_ended idle get_load_source note_copies may_stall
+        note_stall await_chunks
     """,
     "HotspanSpec": "open_slab",
     "HostWorker": "await_loads slot",

@@ -59,14 +59,13 @@ class InlineLoads:
         self._loads: dict[int, _Load] = {}
         self._asked: str | None = None  # the request that was answered last, if it may load inline
         self._step: dict[int, str] = {}  # jobs of the step that is being scheduled, and their requests
-        self._step_tokens = 0
 
     def answer(self, request: Request, have_tokens: int, load_tokens: int) -> bool:
         """Whether a request that has tokens and is to load more may do so within the step that is being scheduled."""
         self._asked = None
         if not load_tokens or have_tokens + load_tokens >= request.num_tokens:
             return False  # vLLM computes the last token anew, and does so for asynchronous loads only
-        if not self._manager.may_stall(self._step_tokens + load_tokens):
+        if not self._manager.may_stall(load_tokens):
             return False
         self._asked = request.request_id
         return True
@@ -92,11 +91,11 @@ class InlineLoads:
             self._scheduler._chunks_being_loaded.difference_update(job.keys)
         self._loads[job_id] = _Load(job.keys, state.req_context, job.pending_count)
         self._step[job_id] = request.request_id
-        self._step_tokens += tokens
+        self._manager.note_stall(tokens)
 
     def scheduled(self) -> dict[int, str]:
         """The jobs for which the step that was scheduled waits, and their requests."""
-        jobs, self._step, self._step_tokens = self._step, {}, 0
+        jobs, self._step = self._step, {}
         return jobs
 
     def note(self, meta: OffloadingWorkerMetadata) -> None:

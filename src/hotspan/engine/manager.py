@@ -259,8 +259,33 @@ class HotspanManager(OffloadingManager):
         """Whether the step that is being scheduled may wait for the copies of a request that loads so many tokens."""
         if self.steps is None or self.cache.cost is None:
             return True
-        size = -(-tokens // self.chunk_tokens) * self.group_count * self.cache.ram.slab.slot_bytes
-        return self.steps.may_stall(self.cache.cost.copy_s(size))
+        return self.steps.may_stall(self.cache.cost.copy_s(self._size(tokens)))
+
+    def note_stall(self, tokens: int) -> None:
+        """The step that is being scheduled waits for such copies."""
+        if self.steps is not None and self.cache.cost is not None:
+            self.steps.stall(self.cache.cost.copy_s(self._size(tokens)))
+
+    def await_chunks(self, request_id: str) -> bool:
+        """Wait for the chunks of a request if that holds up the step only a little; whether all of them came.
+
+        Blocks: at most a tenth of a step.
+        """
+        record = self._records.get(request_id)
+        if record is None or record.plan is None or self.steps is None or not record.waiting:
+            return False
+        left_s = self.steps.stall_left_s
+        if record.plan.choice.load_s > left_s:
+            return False
+        began_s = self._clock.monotonic()
+        for _ in range(len(record.waiting) + 1):  # each time at least one lands, or the time is over
+            waited_s = self._clock.monotonic() - began_s
+            if not record.waiting or waited_s >= left_s:
+                break
+            self.cache.wait(left_s - waited_s)
+            self.cache.step()
+        self.steps.stall(self._clock.monotonic() - began_s)
+        return not record.waiting
 
     def end_step(self) -> None:
         """The output of the oldest step was processed."""
@@ -393,6 +418,10 @@ class HotspanManager(OffloadingManager):
         self.closing.close()
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _size(self, tokens: int) -> int:
+        """Bytes of so many tokens in RAM, over all groups."""
+        return -(-tokens // self.chunk_tokens) * self.group_count * self.cache.ram.slab.slot_bytes
 
     def _pace_prefetches(self) -> None:
         self.cache.prefetches.is_busy = len(self._records) > len(self._ended)
