@@ -157,6 +157,7 @@ class Administrator:
                 "capacity_bytes": usage.capacity_bytes,
                 "tenants": {f"{label:016x}": chunks for label, chunks in usage.tenants.items()},
                 "is_up": usage.is_up,
+                "bad_slots": usage.bad_slots,
             }
         if Tier.L2.value in tiers:
             tiers[Tier.L2.value]["store"] = self._shared_store()

@@ -162,6 +162,9 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     "hotspan_encoder_store_bytes": OffloadingCounterMetadata("Bytes of encoder outputs stored in RAM."),
     "hotspan_cache_used_bytes": OffloadingGaugeMetadata("Bytes in use, by tier.", _TIER),
     "hotspan_cache_capacity_bytes": OffloadingGaugeMetadata("Capacity in bytes, by tier.", _TIER),
+    "hotspan_cache_bad_slots": OffloadingGaugeMetadata(
+        "Slots that are set aside because reads or writes of them fail while the disk works elsewhere, by tier.", _TIER
+    ),
     "hotspan_cache_token_bytes": OffloadingGaugeMetadata(
         "Bytes that tiers keep of one token, over all KV cache groups: what turns bytes into tokens."
     ),
@@ -211,6 +214,7 @@ class CacheMetrics:
             self._set("hotspan_cache_tier_up", float(usage.is_up), tier.value)
             if usage.is_up and usage.counts_evictions:
                 self._begin("hotspan_cache_evictions", tier.value)
+            self._set("hotspan_cache_bad_slots", usage.bad_slots, tier.value)
         self._set("hotspan_cache_token_bytes", token_bytes)
         for tier, chunks in self._cache.queued().items():
             self._set("hotspan_cache_store_queue_chunks", chunks, tier.value)

@@ -55,7 +55,7 @@ class DirectoryLayout:
     @property
     def files(self) -> tuple[str, ...]:
         """All names that may be there."""
-        return ("lock", "slab", "lost+found", self.table, *self.others)
+        return ("lock", "slab", "lost+found", self.table, f"{self.table}.new", *self.others)
 
 
 TIER = DirectoryLayout("the disk tier", "table", ("log", "log.new", POSITION_FILE, POSITION_FILE + ".new"), True)
@@ -130,13 +130,13 @@ def open_directory(
             reserve_slab(files, path, geometry.slab_bytes, whose, besides=geometry.table_bytes)
         elif step_bytes:
             _check_new(path, geometry.slab_bytes + geometry.table_bytes, reserve_bytes)
-        table = DiskTable(files, table_fd, geometry)
+        table = DiskTable(files, table_fd, geometry, path / layout.table)
         table.format()
         table.read()
         generation = 0
         if layout.has_log:
             log = GenerationLog(files, path / "log")
-            generation = _settle(path, table, log)
+            generation = _settle(path, table, log, moves=not is_new)
         slab_fd, direct = open_slab(files, path, allow_direct=allow_direct)
         fds.append(slab_fd)
         space = SlabSpace(files, slab_fd, geometry.slot_bytes, reserve_bytes)
@@ -155,8 +155,11 @@ def open_directory(
         raise
 
 
-def _settle(path: Path, table: DiskTable, log: GenerationLog) -> int:
-    """Take out of the table what the log says was invalidated, and begin the log anew; returns the generation."""
+def _settle(path: Path, table: DiskTable, log: GenerationLog, *, moves: bool) -> int:
+    """Take out of the table what the log says was invalidated, and begin the log anew; returns the generation.
+
+    moves: also a log without entries, to another place of the disk: it may be its place that made the tier fail.
+    """
     said = log.read()
     newest = table.newest_generation()
     if not said.is_whole or newest > said.generation:
@@ -166,7 +169,7 @@ def _settle(path: Path, table: DiskTable, log: GenerationLog) -> int:
         generation = max(newest, said.generation) + 1
     else:
         generation = said.generation
-        if not said.entries:
+        if not said.entries and not moves:
             return generation
         slots = table.deleted(said.entries)
         table.free(slots)

@@ -22,21 +22,19 @@ from hotspan.core.scopes import Backlog
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey, Tier
 from hotspan.tiers.base import Durable, Fault, Losses, StorageTier, TierUsage, Transfer
+from hotspan.tiers.places import SLOW_S, slow_s
 
 logger = logging.getLogger(__name__)
 
 MAX_FAULTS = 3
 """I/O faults in a row, or requests in a row that gave up waiting, after which a tier is given up."""
 
-STALL_S = 1.0
+STALL_S = SLOW_S
 """How long nothing of what is in flight may end, besides the time that the least rate takes for it."""
 
 LOG_STALL_S = 8.0
 """How long the log may take for one entry. Requests do not wait for it, but receipts do: a client gets its receipt
 within 10 s (server/admin.py), and a disk that others write to syncs in seconds."""
-
-_LEAST_BYTES_PER_S, _AT_ONCE = 25_000_000, 4
-"""Chunks that a tier begins together end together: none of four large ones for long, over a link that is only slow."""
 
 _TIMELY_S = 0.050
 _MAX_JOINS = 1 << 16
@@ -192,7 +190,7 @@ class LowerTier:
 
     def _note_submitted(self, submitted: bool, size: int) -> bool:
         if submitted:
-            self._stall_s = STALL_S + _AT_ONCE * size / _LEAST_BYTES_PER_S
+            self._stall_s = slow_s(size)
             if not self._in_flight:
                 self._moved_s = self._clock.monotonic()
             self._in_flight += 1
