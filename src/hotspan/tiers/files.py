@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from hotspan.core.private import lock, sync_directory
+from hotspan.core.private import let_go, lock, sync_directory
 from hotspan.core.types import PAGE_BYTES
 
 Buffer = bytes | bytearray | memoryview
@@ -30,7 +30,7 @@ class Files:
         return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
 
     def close(self, fd: int) -> None:
-        os.close(fd)
+        let_go(fd)
 
     def pread(self, fd: int, size: int, at: int) -> bytes:
         return os.pread(fd, size, at)
