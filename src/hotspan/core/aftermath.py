@@ -18,7 +18,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Self
 
 from hotspan.core.held import sweep
+from hotspan.core.threads import start
 
 _DONE = {"done": True}
 _LOOK_AGAIN_S = 1.0
@@ -117,7 +117,7 @@ def end_with_parent() -> None:
             parent.join()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    threading.Thread(target=watch, name="hotspan-parent", daemon=True).start()
+    start("parent", watch)
 
 
 # -- the second process ------------------------------------------------------------------------------------------------

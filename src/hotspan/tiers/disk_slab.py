@@ -7,6 +7,7 @@ too fragmented for a chunk. The slots of one chunk have the same record, but for
 import logging
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -626,9 +627,17 @@ class DiskSlab:
         self._done.append(_Done(slots, entry, transfer, told))
         self._land()
         if is_suspect(transfer):
-            self._done.append(_Done(slots, entry, verdict=self._tests.after(transfer, slots)))
+            try:
+                verdict = self._tests.after(transfer, slots)
+            except Exception:  # such as too little memory: the slots are held until there is a verdict
+                logger.error("disk_slots_not_tested error=%s", traceback.format_exc())
+                verdict = Verdict(False, {})
+            self._done.append(_Done(slots, entry, verdict=verdict))
             self._land()
 
     def _land(self) -> None:
         self._landed.set()
-        self._landed_call()
+        try:
+            self._landed_call()
+        except Exception as error:  # its owner is ending: what landed is found at the next look
+            logger.warning("disk_not_told error=%s", repr(error))

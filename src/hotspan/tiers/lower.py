@@ -20,6 +20,7 @@ from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import HotspanError
 from hotspan.core.scopes import Backlog
 from hotspan.core.terms import Scope, Terms
+from hotspan.core.threads import start
 from hotspan.core.types import Chunk, ChunkKey, Tier
 from hotspan.tiers.base import Durable, Fault, Losses, StorageTier, TierUsage, Transfer
 from hotspan.tiers.places import SLOW_S, slow_s
@@ -231,8 +232,7 @@ class LowerTier:
         elif self._catching_up is not None:
             self._catch_up(now, self._catching_up)
         elif self._opening is None and self._is_idle(now) and self._breaker.can_take and not self._closed:
-            self._opening = threading.Thread(target=self._reopen, name=f"hotspan-{self.tier.value}-open", daemon=True)
-            self._opening.start()
+            self._opening = start(f"{self.tier.value}-open", self._reopen)
         elif self._opening is not None and not self._opening.is_alive() and self._opened is None:
             self._opening = None
             self._breaker.failed()
