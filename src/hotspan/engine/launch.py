@@ -233,7 +233,9 @@ def _told(aftermath: Aftermath) -> Iterator[None]:
     def tell() -> None:
         while not started.wait(_TELL_S):
             aftermath.end_children()
+            aftermath.unlink_shared()
         aftermath.end_children()
+        aftermath.unlink_shared()
 
     thread = start("aftermath", tell)
     try:
