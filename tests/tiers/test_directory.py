@@ -17,7 +17,7 @@ from hotspan.core.types import MIB, ChunkKey
 from hotspan.l2.base import LogPosition
 from hotspan.l2.position import write_position
 from hotspan.testing.chunks import key_of
-from hotspan.tiers.directory import check_directory, open_directory, remove_directory
+from hotspan.tiers.directory import check_directory, open_directory, remove_directory, replica_directory
 from hotspan.tiers.files import Files
 from hotspan.tiers.log import Invalidation
 from hotspan.tiers.record import Record
@@ -494,3 +494,60 @@ def test_a_mount_that_went_away_is_not_made_anew(tmp_path: Path) -> None:
         path.mkdir(exist_ok=True)
     filled(path, record("a"))
     assert names(path, is_new=False) == {key_of("a")}
+
+
+def used_by(path: Path, shape: int | None) -> set[ChunkKey]:
+    """What engines of that many replicas (None: one that has only itself) find in `path`; each stores a chunk more."""
+    check_directory(path, 8 * SLOT)
+    found = set()
+    for number in range(shape or 1):
+        inner = replica_directory(path, None if shape is None else number)
+        held = open_directory(inner, SLOT, 8 * SLOT)
+        slots = held.table.slots()
+        found |= {held.table.key(slot) for slot in slots}
+        held.table.put(len(slots), record(f"{shape}/{number}", tenant=1))
+        held.table.flush()
+        held.close()
+        held = open_directory(inner, SLOT, 8 * SLOT)  # the choice is the same now that there is a table
+        assert replica_directory(path, None if shape is None else number) == held.path
+        held.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    "shapes", [(2, 2), (2, 3, None), (None, 2, 3, None), (None, None), (3, 1, 2), (2, None, 2), (1, None, 2)], ids=str
+)
+def test_each_shape_starts_again_and_is_warm(tmp_path: Path, shapes: tuple[int | None, ...]) -> None:
+    """Whatever the number of replicas is next time: the check before the start takes the directory, and each replica
+    that there was before finds its chunks."""
+    path, stored = tmp_path / "disk", dict[int, set[ChunkKey]]()
+    for shape in shapes:
+        count = shape or 1
+        found = used_by(path, shape)
+        for number in range(count):
+            assert stored.get(number, set()) <= found, f"replica {number} of {shapes}"
+        for number in range(count):
+            stored.setdefault(number, set()).add(key_of(f"{shape}/{number}"))
+    remove_directory(path)
+    assert not path.exists()
+
+
+def test_a_directory_that_a_replica_uses_is_in_use(tmp_path: Path) -> None:
+    """The check before a start sees a server whose replicas hold the directories in it."""
+    path = tmp_path / "disk"
+    used_by(path, 2)
+    held = open_directory(path / "replica-1", SLOT, 8 * SLOT)
+    with pytest.raises(DirectoryError, match="in use by process"):
+        check_directory(path, 8 * SLOT)
+    held.close()
+    check_directory(path, 8 * SLOT)
+
+
+@pytest.mark.parametrize("name", ["replica-x", "replica-", "other", "replica-0"])
+def test_what_is_no_replica_is_foreign(tmp_path: Path, name: str) -> None:
+    """A file, or a directory of another name, is somebody's: refused, as before."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    (path / name).touch() if name == "replica-0" else (path / name).mkdir()
+    with pytest.raises(DirectoryError, match="other files"):
+        check_directory(path, 8 * SLOT)

@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 MAX_SPLIT = 64
 """Slots of a chunk in a directory that was made for smaller chunks: more would be too many I/Os for each."""
 
+_REPLICA = "replica-"
+"""What the names of data-parallel replicas' directories begin with."""
+
 POSITION_FILE = "l2-log"
 """How far a replica has applied the log of an L2 (l2/position.py)."""
 
@@ -120,7 +123,8 @@ def open_directory(
         whose = layout.whose
         if not is_new and not (path / layout.table).exists():
             raise DirectoryError(f"{whose}'s directory {path} is gone: mount it again")
-        make_directory(path, layout.files, whose, known_by=layout.table)
+        own = (*layout.files, *(each.name for each in replicas(path))) if layout.has_log else layout.files
+        make_directory(path, own, whose, known_by=layout.table)
         fds.append(lock_directory(files, path, whose))
         table_fd = open_file(files, path / layout.table)
         fds.append(table_fd)
@@ -220,23 +224,55 @@ def _check_new(path: Path, need: int, reserve_bytes: int) -> None:
 
     One that is there already is opened all the same, and becomes as large as it can.
     """
-    slab = path / "slab"
-    if not slab.exists() or not os.stat(slab).st_blocks:
+    if not _has_space(path):
         check_space(path, need, TIER.whose, reserve_bytes)
 
 
+def _has_space(path: Path) -> bool:
+    slab = path / "slab"
+    return slab.exists() and os.stat(slab).st_blocks > 0
+
+
+def replica_directory(path: Path, number: int | None) -> Path:
+    """The directory of one of several replicas whose disk tier is in `path`; number: None for an engine on its own.
+
+    The first of several and the only one go on with what the other left, so that a server is warm after its number of
+    replicas changed. What a replica left that is there no more waits for it, or for `hotspan cache remove`.
+    """
+    inner = path / f"{_REPLICA}{number or 0}"
+    if number:
+        return inner
+    has_own, has_inner = ((each / TIER.table).exists() for each in (path, inner))
+    if has_own != has_inner:
+        return path if has_own else inner
+    return path if number is None else inner
+
+
+def replicas(path: Path) -> list[Path]:
+    """The directories of replicas in a disk tier's directory."""
+    if not path.is_dir():
+        return []
+    found = (each for each in path.iterdir() if each.name.startswith(_REPLICA) and not each.is_symlink())
+    return sorted(each for each in found if each.name.removeprefix(_REPLICA).isdecimal() and each.is_dir())
+
+
 def check_directory(path: Path, disk_bytes: int, reserve_bytes: int = 0) -> None:
-    """Raise DirectoryError if `path` could not be opened with `disk_bytes`, as far as can be told without a model."""
+    """Raise DirectoryError if `path` could not be opened with `disk_bytes`, as far as can be told without a model.
+
+    Several replicas may be about to use it, or have used it.
+    """
+    files, locks = Files(), list[int]()
     try:
-        make_directory(path, TIER.files, TIER.whose, known_by=TIER.table)
-        files = Files()
-        lock = lock_directory(files, path, TIER.whose)
-        try:
+        inner = replicas(path)
+        make_directory(path, (*TIER.files, *(each.name for each in inner)), TIER.whose, known_by=TIER.table)
+        locks.extend(lock_directory(files, each, TIER.whose) for each in (path, *inner))
+        if not any(map(_has_space, inner)):
             _check_new(path, disk_bytes, reserve_bytes)
-        finally:
-            files.close(lock)
     except OSError as error:
         raise explained(path, error, TIER.whose) from error
+    finally:
+        for lock in locks:
+            files.close(lock)
 
 
 def remove_directory(path: Path) -> int:
@@ -267,6 +303,9 @@ def remove_directory(path: Path) -> int:
                 own.unlink()
             if tier != path:
                 tier.rmdir()
+        if {each.name for each in path.iterdir()} == {"lock"}:  # of the check before replicas start
+            locks.append(lock_directory(files, path, TIER.whose))
+            (path / "lock").unlink()
         if not any(path.iterdir()):
             path.rmdir()
         return freed
