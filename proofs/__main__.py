@@ -18,7 +18,21 @@ from hotspan.cli.output import explained
 from hotspan.core.errors import ConfigError
 from proofs.proof import print_proof, write_proof
 
-NAMES = ("kill", "power", "flip", "fault", "model", "simulate", "replicas", "l2", "soak", "fuzz", "compression", "load")
+NAMES = (
+    "kill",
+    "power",
+    "flip",
+    "fault",
+    "model",
+    "simulate",
+    "replicas",
+    "l2",
+    "soak",
+    "fuzz",
+    "compression",
+    "load",
+    "bad_places",
+)
 
 
 def main(
@@ -33,10 +47,14 @@ def main(
     steps: Annotated[
         int | None, typer.Option(min=1, help="model: number of calls. simulate, replicas, l2: steps per simulation.")
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="simulate, replicas: number of simulations.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="simulate, replicas: number of simulations. bad_places: of disks.")
+    ] = None,
     every: Annotated[int | None, typer.Option(min=1, help="fault, l2: N runs every Nth fault only.")] = None,
     cases: Annotated[int | None, typer.Option(min=1, help="fuzz, compression: number of inputs.")] = None,
-    hours: Annotated[float | None, typer.Option(help="soak, l2: duration, in hours.")] = None,
+    hours: Annotated[
+        float | None, typer.Option(help="soak, l2: duration, in hours. bad_places: simulated hours.")
+    ] = None,
     duty: Annotated[float | None, typer.Option(help="soak: fraction of one core to use.")] = None,
     directory: Annotated[Path | None, typer.Option(help="kill, soak: directory on a real disk for the tier.")] = None,
     output: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,

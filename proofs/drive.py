@@ -11,7 +11,7 @@ from hotspan.core.types import PAGE_BYTES, Tier
 from hotspan.testing.chunks import aligned
 from hotspan.tiers.shares import Share, Shares
 from proofs.engine import Broken, Engine, texts
-from proofs.simulated.faults import SHORT, FaultyFiles
+from proofs.simulated.faults import SHORT, BadPlaces, bad_slots
 from proofs.world import World, WorldOptions
 
 QUOTAS = {3: Share(floor=0.1, quota=0.4)}
@@ -41,6 +41,7 @@ class Drive:
     """An engine, its world, and who decides what comes next.
 
     is_troubled: disks fail and power goes. arm: the tier is guarded, and this is told of its calls before the first.
+    bad_part:    of the disk's slots that are bad, for good; with some, the tier is guarded.
 
     Raises: DirectoryError if the first opening fails, which only `arm` can bring about.
     """
@@ -52,7 +53,9 @@ class Drive:
     is_troubled: bool = False
     tenants: int = 3
     each: int = 3
-    arm: Callable[[FaultyFiles], None] | None = None
+    arm: Callable[[BadPlaces], None] | None = None
+    bad_part: float = 0.0
+    disk_slots: int | None = None
     steps: int = 0
     crashes: int = 0
     losses: int = 0
@@ -68,15 +71,17 @@ class Drive:
             payload_bytes=(3 if self.is_packed else 1) * PAGE_BYTES,
             is_sealed=self.is_sealed,
             is_packed=self.is_packed,
-            is_guarded=self.is_troubled or self.arm is not None,
+            is_guarded=self.is_troubled or self.arm is not None or self.bad_part > 0,
             is_recorded=self.is_troubled,
             is_deciding=self.rng.random() < 0.5,
             ram_slots=self.rng.randint(5, 9),
-            disk_slots=self.rng.randint(10, 20),
+            disk_slots=self.disk_slots or self.rng.randint(10, 20),
             ram_shares=shares,
             disk_shares=shares,
         )
         self.world = World(self.root, options, self.rng)
+        if self.bad_part:
+            self.world.places += bad_slots(self.rng, options.slots, options.slot_bytes, self.bad_part)
         try:
             self.world.open(self.arm or (lambda files: None))
         except DirectoryError:

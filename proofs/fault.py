@@ -1,4 +1,4 @@
-"""R4: the n-th system call fails, for every n, in every way; once, or from then on."""
+"""R4: the n-th system call fails, for every n, in every way; once, or from then on. Or a slot does, for good."""
 
 import errno
 import os
@@ -7,15 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hotspan.core.errors import DirectoryError
+from hotspan.core.types import PAGE_BYTES
 from proofs.drive import Drive
 from proofs.engine import Broken
 from proofs.places import in_memory
 from proofs.proof import Findings, Progress, Proof, rng_of
-from proofs.simulated.faults import SHORT, FaultyFiles
+from proofs.simulated.faults import PLACE_KINDS, SHORT, BadPlace, BadPlaces
 
 CLAIM = "whichever call fails: every request is right, nothing leaks, and the tier is back within 30 s"
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EMFILE": errno.EMFILE, "short": SHORT}
 _MAX_HEAL_S = 30.0
+_SLOTS = 10
+"""Slots that every disk of the scenario has at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """One way in which one call fails. case: its number."""
+    """One way in which one call fails, or one slot (PLACE_KINDS). case: its number."""
 
     case: int
     nth: int
@@ -38,8 +41,19 @@ class _Fault:
     is_lasting: bool
     is_sealed: bool
 
-    def arm(self, files: FaultyFiles) -> None:
-        files.arm(self.nth, ERRORS[self.error], lasting=self.is_lasting)
+    def arm(self, files: BadPlaces) -> None:
+        if self.error in ERRORS:
+            files.arm(self.nth, ERRORS[self.error], lasting=self.is_lasting)
+        else:  # the second page of the slot, or the first of one that has no more
+            slot_bytes = PAGE_BYTES if self.is_sealed else 2 * PAGE_BYTES
+            stop = (self.nth + 1) * slot_bytes
+            files.places.append(BadPlace(self.error, stop - PAGE_BYTES, stop))
+
+    def __str__(self) -> str:
+        kind = "sealed" if self.is_sealed else "plain"
+        if self.error not in ERRORS:
+            return f"slot {self.nth} is bad ({self.error}), {kind}"
+        return f"{self.error} {'from call' if self.is_lasting else 'at call'} {self.nth}, {kind}"
 
 
 @dataclass(slots=True)
@@ -47,6 +61,7 @@ class _Tally:
     runs: int = 0
     refused: int = 0
     trips: int = 0
+    set_aside: int = 0
     hits: int = 0
     disk_hits: int = 0
     heal_s: list[float] = field(default_factory=list)
@@ -65,9 +80,7 @@ def run(options: Options, progress: Progress) -> Proof:
         try:
             _try(fault, options, tally)
         except (Broken, AssertionError) as error:
-            what = "from call" if fault.is_lasting else "at call"
-            kind = "sealed" if fault.is_sealed else "plain"
-            tally.findings.add(fault.case, f"{fault.error} {what} {fault.nth}, {kind}: {error}")
+            tally.findings.add(fault.case, f"{fault}: {error}")
         tally.runs += 1
         progress(number, len(faults))
     leaked = len(open_fds()) - len(fds)
@@ -75,6 +88,8 @@ def run(options: Options, progress: Progress) -> Proof:
         "calls_plain": calls[0],
         "calls_sealed": calls[1],
         "errors": ", ".join(ERRORS),
+        "bad_places": sum(fault.error not in ERRORS for fault in faults),
+        "bad_slots_set_aside": tally.set_aside,
         "runs": tally.runs,
         "openings_refused": tally.refused,
         "trips": tally.trips,
@@ -96,6 +111,11 @@ def _faults(calls: list[int]) -> Iterator[_Fault]:
                 for is_lasting in (False, True):
                     yield _Fault(case, nth, error, is_lasting, is_sealed)
                     case += 1
+    for is_sealed in (False, True):
+        for nth in range(_SLOTS):
+            for kind in PLACE_KINDS:
+                yield _Fault(case, nth, kind, True, is_sealed)
+                case += 1
 
 
 def _calls(options: Options, is_sealed: bool) -> int:
@@ -108,7 +128,7 @@ def _calls(options: Options, is_sealed: bool) -> int:
     return calls
 
 
-def _drive(path: Path, options: Options, is_sealed: bool, arm: Callable[[FaultyFiles], None]) -> Drive:
+def _drive(path: Path, options: Options, is_sealed: bool, arm: Callable[[BadPlaces], None]) -> Drive:
     """The scenario; sealed chunks are compressed, too. Raises: DirectoryError if its first opening fails."""
     return Drive(path, rng_of("fault", options.seed, is_sealed), is_sealed=is_sealed, is_packed=is_sealed, arm=arm)
 
@@ -128,6 +148,7 @@ def _try(fault: _Fault, options: Options, tally: _Tally) -> None:
             drive.run(options.steps)
             tally.heal_s.append(drive.heal(_MAX_HEAL_S))
             tally.trips += drive.world.tier.trips
+            tally.set_aside += drive.world.tier.usage().bad_slots
             drive.end()
             tally.hits += drive.engine.counts.hits
             tally.disk_hits += drive.engine.counts.disk_hits

@@ -1,4 +1,4 @@
-"""R7: everything at once in simulated time: readers, stores, forgetting, bad and slow disks, power losses."""
+"""R7: everything at once in simulated time: readers, stores, forgetting, bad and slow disks and slots, power losses."""
 
 from dataclasses import dataclass
 
@@ -24,12 +24,13 @@ def run(options: Options, progress: Progress) -> Proof:
     """Simulation after simulation, each a case."""
     findings, totals = Findings(), dict.fromkeys(Counts.__slots__, 0)
     sums = dict.fromkeys(("steps", "crashes", "losses", "faults", "found"), 0)
-    done = 0
+    done = bad = 0
     for case in range(options.seeds) if options.only is None else [options.only]:
         with in_memory() as path:
             rng = rng_of("simulate", options.seed, case)
             is_sealed, is_packed = case % 2 == 1, case // 2 % 2 == 1
-            drive = Drive(path, rng, is_sealed=is_sealed, is_packed=is_packed, is_troubled=True)
+            bad_part = 0.05 if case % 5 < 2 else 0.0
+            drive = Drive(path, rng, is_sealed=is_sealed, is_packed=is_packed, is_troubled=True, bad_part=bad_part)
             try:
                 drive.run(options.steps)
                 drive.end()
@@ -38,6 +39,7 @@ def run(options: Options, progress: Progress) -> Proof:
                 drive.abandon()
         for name in sums:
             sums[name] += getattr(drive, name)
+        bad += sum(drive.world.met.values())
         for name in totals:
             totals[name] += getattr(drive.engine.counts, name)
         done += 1
@@ -48,9 +50,10 @@ def run(options: Options, progress: Progress) -> Proof:
         "crashes": sums["crashes"],
         "power_losses": sums["losses"],
         "faults_armed": sums["faults"],
+        "calls_at_bad_places": bad,
         "chunks_found_after_crashes": sums["found"],
         **totals,
         "failures": findings.count,
     }
-    enough = options.only is not None or (totals["disk_hits"] > 0 and sums["losses"] > 0)
+    enough = options.only is not None or (totals["disk_hits"] > 0 and sums["losses"] > 0 and bad > 0)
     return Proof("simulate", CLAIM, figures, not findings.count and enough, tuple(findings.kept))

@@ -1,4 +1,7 @@
-"""R10: a soak. Churn over a real disk for as long as is asked for: no wrong byte, and nothing grows."""
+"""R10: a soak. Churn over a real disk for as long as is asked for: no wrong byte, and nothing grows.
+
+One of the three caches has a disk of which slots are bad, at random: it serves the others.
+"""
 
 import contextlib
 import os
@@ -17,6 +20,7 @@ from hotspan.core.clock import SystemClock
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.types import PAGE_BYTES, ChunkKey, Tier
 from hotspan.tiers.disk import DiskOptions, DiskTier
+from hotspan.tiers.files import Files
 from hotspan.tiers.packer import Packer
 from hotspan.tiers.shares import Share, Shares
 from hotspan.tiers.slab import SharedSlab
@@ -24,6 +28,7 @@ from hotspan.tiers.table import DiskTable
 from proofs.engine import Broken, Engine, texts
 from proofs.places import on_disk
 from proofs.proof import Findings, Progress, Proof, rng_of
+from proofs.simulated.faults import BadPlaces, bad_slots
 from proofs.simulated.lower import steady
 from proofs.world import NAMESPACE
 
@@ -31,6 +36,9 @@ CLAIM = "churn of many times the capacity leaves no wrong byte, and memory, desc
 _PAYLOAD_BYTES = 16384
 _RAM_SLOTS = 48
 _TENANTS, _TEXTS = 6, 20
+_KINDS = ("read", "write", "torn")
+"""Of bad slots. Slow ones would be waited for in real time; the simulations have them."""
+
 _WARM_UP = 0.1
 _MIN_CHURN = 10.0
 _MAX_DRIFT = 0.01
@@ -41,7 +49,7 @@ _SHARES = Shares(by_tenant={3: Share(floor=0.1, quota=0.3)})
 class Options:
     """hours: how long. duty: part of one core to use. sample_s: between samples; a sixtieth of the time at most.
 
-    slots: of each disk tier.
+    slots: of each disk tier. bad_part: of them, of the disk that has bad ones.
     """
 
     hours: float = 1.0
@@ -49,6 +57,7 @@ class Options:
     slots: int = 192
     sample_s: float = 60.0
     directory: Path = Path(".")
+    bad_part: float = 0.05
     seed: int = 0
 
 
@@ -82,7 +91,7 @@ def drift(samples: list[float]) -> float:
 
 @dataclass(slots=True)
 class _Side:
-    """One cache with its engine: plain or sealed."""
+    """One cache with its engine: plain, sealed, or on a disk with bad slots."""
 
     name: str
     engine: Engine
@@ -138,6 +147,7 @@ def run(options: Options, progress: Progress) -> Proof:
             time.sleep(min(1.0, max(0.0, used_s / options.duty - (time.monotonic() - started))))
         elapsed_s = time.monotonic() - started
         used_s = time.process_time() - cpu_s
+        bad = sides[2].tier.usage()
         for side in sides:
             try:
                 side.engine.end(partial(side.tier.wait, 0.01))
@@ -151,6 +161,10 @@ def run(options: Options, progress: Progress) -> Proof:
         "duty": used_s / elapsed_s,
         "churn_over_capacity_plain": sides[0].churn,
         "churn_over_capacity_sealed": sides[1].churn,
+        "churn_over_capacity_bad": sides[2].churn,
+        "bad_slots": bad.bad_slots,
+        "room_with_bad_slots": bad.capacity_chunks / options.slots,
+        "used_with_bad_slots": bad.chunks / options.slots,
         "hits": sum(count.hits for count in counts),
         "of_them_from_disk": sum(count.disk_hits for count in counts),
         "stores": sum(count.stores for count in counts),
@@ -163,7 +177,8 @@ def run(options: Options, progress: Progress) -> Proof:
         "rss_mib_last": samples.rss_bytes[-1] / (1 << 20) if samples.rss_bytes else 0.0,
     }
     steady = all(value < _MAX_DRIFT for value in drifts.values())
-    passed = not findings.count and churn >= _MIN_CHURN and steady and len(samples.fds) >= 4
+    has_room = bad.bad_slots > 0 and bad.capacity_chunks >= round((1 - options.bad_part) * options.slots)
+    passed = not findings.count and churn >= _MIN_CHURN and steady and len(samples.fds) >= 4 and has_room
     return Proof("soak", CLAIM, figures, passed, tuple(findings.kept))
 
 
@@ -171,17 +186,20 @@ def run(options: Options, progress: Progress) -> Proof:
 def _sides(path: Path, options: Options) -> Iterator[list[_Side]]:
     clock, sides = SystemClock(), []
     try:
-        for number, name in enumerate(("plain", "sealed")):
+        for number, name in enumerate(("plain", "sealed", "bad")):
             rng = rng_of("soak", options.seed, number)
             slab = SharedSlab(f"soak-{uuid.uuid4().hex}", _RAM_SLOTS, _PAYLOAD_BYTES)
             slab.unlink()
+            slot_bytes = _PAYLOAD_BYTES + HEADER_BYTES
+            places = bad_slots(rng, options.slots, slot_bytes, options.bad_part, _KINDS) if name == "bad" else []
             disk = DiskOptions(
                 path / name,
-                options.slots * (_PAYLOAD_BYTES + HEADER_BYTES),
+                options.slots * slot_bytes,
                 keys=BenchKeys() if name == "sealed" else None,
                 shares=_SHARES,
                 packer=Packer("always" if name == "sealed" else "never", 4, clock),
                 slot_bytes=PAGE_BYTES if name == "sealed" else None,
+                files=BadPlaces(places) if name == "bad" else Files(),
             )
             tier = DiskTier(disk, NAMESPACE, _PAYLOAD_BYTES)
             cache = TieredCache(slab, steady(tier), namespace=NAMESPACE, shares=_SHARES, patience_s=1.0)

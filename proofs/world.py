@@ -4,6 +4,7 @@ import contextlib
 import os
 import random
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.packer import Packer
 from hotspan.tiers.shares import Shares
 from hotspan.tiers.slab import SharedSlab
-from proofs.simulated.faults import FaultyFiles
+from proofs.simulated.faults import BadPlace, BadPlaces
 from proofs.simulated.inline import InlineQueues
 from proofs.simulated.keys import FixedKeys
 from proofs.simulated.lower import SettledTier, SteadyTier
@@ -28,11 +29,11 @@ NAMESPACE = bytes(range(32))
 JUNK = b"\x5a"
 
 
-class SlowFaultyFiles(FaultyFiles):
-    """Calls that may fail, and take `slow_s` of simulated time."""
+class SlowFaultyFiles(BadPlaces):
+    """Calls that may fail, and take `slow_s` of simulated time; `places` of the disk are bad."""
 
-    def __init__(self, clock: SimulatedClock) -> None:
-        super().__init__()
+    def __init__(self, clock: SimulatedClock, places: list[BadPlace] | None = None) -> None:
+        BadPlaces.__init__(self, places, wait=clock.advance)
         self.slow_s = 0.0
         self._clock = clock
 
@@ -45,8 +46,8 @@ class SlowFaultyFiles(FaultyFiles):
 class MortalFiles(SlowFaultyFiles, RecordingFiles):
     """The same, recorded, so that the power may go."""
 
-    def __init__(self, clock: SimulatedClock, directory: Path) -> None:
-        SlowFaultyFiles.__init__(self, clock)
+    def __init__(self, clock: SimulatedClock, directory: Path, places: list[BadPlace] | None = None) -> None:
+        SlowFaultyFiles.__init__(self, clock, places)
         RecordingFiles.__init__(self, directory)
 
 
@@ -71,6 +72,16 @@ class WorldOptions:
     ram_shares: Shares = Shares()  # noqa: RUF009  (frozen)
     disk_shares: Shares = Shares()  # noqa: RUF009
 
+    @property
+    def slot_bytes(self) -> int:
+        """Of the disk's slots."""
+        return PAGE_BYTES if self.is_packed else self.payload_bytes + HEADER_BYTES
+
+    @property
+    def slots(self) -> int:
+        """Of the disk."""
+        return self.disk_slots * (self.payload_bytes + HEADER_BYTES) // self.slot_bytes
+
 
 class World:
     """RAM, disk, time and I/O of one process after the other. `open` begins a life.
@@ -87,7 +98,9 @@ class World:
         self._losses = 0
         self.slab = SharedSlab(f"proof-{uuid.uuid4().hex}", options.ram_slots, options.payload_bytes)
         self.slab.unlink()
-        self.files = SlowFaultyFiles(self.clock)
+        self.places: list[BadPlace] = []
+        self.met: Counter[str] = Counter()  # calls of all lives that met one
+        self.files = SlowFaultyFiles(self.clock, self.places)
         self.queues = InlineQueues()
         self.disk: DiskTier
         self.tier: LowerTier
@@ -98,12 +111,15 @@ class World:
         """Where the disk tier is now."""
         return self._root / f"disk-{self._losses}"
 
-    def open(self, arm: Callable[[FaultyFiles], None] = lambda files: None) -> None:
+    def open(self, arm: Callable[[BadPlaces], None] = lambda files: None) -> None:
         """A process starts. arm: called before its first system call. Raises: DirectoryError."""
         self.lives += 1
         self.files = (
-            MortalFiles(self.clock, self.directory) if self.options.is_recorded else SlowFaultyFiles(self.clock)
+            MortalFiles(self.clock, self.directory, self.places)
+            if self.options.is_recorded
+            else SlowFaultyFiles(self.clock, self.places)
         )
+        self.files.met = self.met
         self.queues = InlineQueues(self._rng.getrandbits(32))
         self.slab.view[:] = JUNK * self.slab.bytes
         arm(self.files)

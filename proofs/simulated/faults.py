@@ -2,11 +2,14 @@
 
 import contextlib
 import errno
+import mmap
 import os
+import random
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hotspan.core.types import PAGE_BYTES
@@ -141,6 +144,109 @@ class FaultyFiles(HookedFiles):
     def _disarm(self) -> None:
         self._nth, self._error, self._lasting, self._seen = 0, errno.EIO, False, 0
         self._kinds = None
+
+
+@dataclass(frozen=True, slots=True)
+class BadPlace:
+    """Bytes of one file that fail for good, in one of the ways in PLACE_KINDS."""
+
+    kind: str
+    start: int
+    stop: int
+    name: str = "slab"
+
+
+PLACE_KINDS = ("read", "write", "torn", "slow")
+"""read, write: EIO. torn: a write says that it is done, and its second half is not. slow: any I/O takes `slow_s`."""
+
+
+def bad_slots(
+    rng: random.Random, slots: int, slot_bytes: int, part: float, kinds: Sequence[str] = PLACE_KINDS
+) -> list[BadPlace]:
+    """Bad places in so many of the slots, at random: a page of each, in one of these ways."""
+    places = []
+    for slot in rng.sample(range(slots), max(1, round(part * slots))):
+        at = slot * slot_bytes + rng.randrange(slot_bytes // PAGE_BYTES) * PAGE_BYTES
+        places.append(BadPlace(rng.choice(kinds), at, at + PAGE_BYTES))
+    return places
+
+
+class BadPlaces(FaultyFiles):
+    """A disk with bad places besides. `places` may be changed at any time; `met` counts the calls that met one."""
+
+    def __init__(
+        self, places: list[BadPlace] | None = None, slow_s: float = 8.0, wait: Callable[[float], None] = time.sleep
+    ) -> None:
+        super().__init__()
+        self.places = [] if places is None else places
+        self.met: Counter[str] = Counter()
+        self._names: dict[int, str] = {}
+        self._slow_s = slow_s
+        self._wait = wait
+
+    def open(self, path: Path, flags: int, mode: int = 0o600) -> int:
+        fd = super().open(path, flags, mode)
+        self._names[fd] = path.name
+        return fd
+
+    def redirect(self, fd: int, to: int) -> None:
+        self._names[fd] = self._names[to]
+        super().redirect(fd, to)
+
+    def replace(self, source: Path, target: Path) -> None:
+        super().replace(source, target)  # the new file lies elsewhere
+        self._names = {fd: target.name if name == source.name else name for fd, name in self._names.items()}
+        self.places[:] = [place for place in self.places if place.name != target.name]
+
+    def pread(self, fd: int, size: int, at: int) -> bytes:
+        self._meet(fd, at, size, "read")
+        return super().pread(fd, size, at)
+
+    def preadv(self, fd: int, buffers: Sequence[memoryview], at: int) -> int:
+        self._meet(fd, at, sum(map(len, buffers)), "read")
+        return super().preadv(fd, buffers, at)
+
+    def pwrite(self, fd: int, data: Buffer, at: int) -> int:
+        torn = self._meet(fd, at, len(data), "write")
+        moved = super().pwrite(fd, data, at)
+        self._tear(fd, torn)
+        return moved
+
+    def pwritev(self, fd: int, buffers: Sequence[memoryview], at: int) -> int:
+        torn = self._meet(fd, at, sum(map(len, buffers)), "write")
+        moved = super().pwritev(fd, buffers, at)
+        self._tear(fd, torn)
+        return moved
+
+    def _meet(self, fd: int, at: int, size: int, call: str) -> list[tuple[int, bytes]]:
+        """Fail, or wait, if a call meets a bad place; else what is to stand in what it tears, and where."""
+        torn = []
+        for place in list(self.places):
+            if place.name != self._names.get(fd) or at >= place.stop or at + size <= place.start:
+                continue
+            if place.kind == call:
+                self.met[call] += 1
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            if place.kind == "slow":
+                self.met["slow"] += 1
+                self._wait(self._slow_s)
+            if place.kind == "torn" and call == "write":
+                self.met["torn"] += 1
+                half = (place.start + place.stop) // 2
+                torn.append((half, self._before(fd, half, place.stop - half)))
+        return torn
+
+    def _before(self, fd: int, at: int, size: int) -> bytes:
+        """What stands there now: a file of its own, since direct I/O takes aligned memory only."""
+        with open(f"/proc/self/fd/{fd}", "rb") as file:
+            file.seek(at)
+            return file.read(size).ljust(size, b"\0")
+
+    def _tear(self, fd: int, torn: list[tuple[int, bytes]]) -> None:
+        for at, data in torn:
+            with memoryview(mmap.mmap(-1, len(data))) as pages:
+                pages[:] = data
+                super().pwritev(fd, [pages], at)
 
 
 def slots_bytes(status: os.stat_result, slot_bytes: int) -> int:

@@ -109,6 +109,12 @@ class RecordingFiles(Files):
         super().close(fd)
         self._fds.pop(fd, None)
 
+    def redirect(self, fd: int, to: int) -> None:
+        number = self._fds.get(to)
+        super().redirect(fd, to)
+        if number is not None:
+            self._fds[fd] = number
+
     def pwrite(self, fd: int, data: Buffer, at: int) -> int:
         moved = super().pwrite(fd, data, at)
         self._write(fd, at, bytes(data[:moved]))

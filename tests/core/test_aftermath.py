@@ -162,3 +162,42 @@ def test_who_watches_its_parent_ends_with_it() -> None:
     assert told.poll(60), "the child lives on"
     with pytest.raises(EOFError):
         told.recv()
+
+
+SHARING = """
+import subprocess, sys, time
+from multiprocessing.shared_memory import SharedMemory
+from hotspan.core.aftermath import Aftermath
+CHILD = "import time; from multiprocessing.shared_memory import SharedMemory; " \
+        "m = SharedMemory(create=True, size=9999); print(m.name, flush=True); time.sleep(600)"
+with Aftermath() as aftermath:
+    own, freed = (SharedMemory(create=True, size=9999) for _ in range(2))
+    child = subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True)
+    name = child.stdout.readline().strip()
+    aftermath.end_children(0.2)
+    aftermath.unlink_shared()
+    aftermath.unlink_shared()
+    freed.unlink()
+    print(own.name, name, freed.name, aftermath._process.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_no_shared_memory_is_left_when_all_are_killed() -> None:
+    """SIGKILL of a process, its child and their trackers: what these had in /dev/shm is unlinked; a file
+    that has one of the names by then is somebody's, and stays."""
+    parent = subprocess.Popen([sys.executable, "-c", SHARING], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    *names, second = parent.stdout.readline().split()
+    files = [Path("/dev/shm") / name for name in names]
+    files[2].touch()
+    try:
+        for process in [*psutil.Process(parent.pid).children(recursive=True), psutil.Process(parent.pid)]:
+            if process.pid != int(second):
+                process.kill()
+        parent.wait(60)
+        until(lambda: gone(int(second)), "the second process lives on")
+        assert [file.exists() for file in files] == [False, False, True]
+    finally:
+        for file in files:
+            file.unlink(missing_ok=True)

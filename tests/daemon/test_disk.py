@@ -26,7 +26,7 @@ from hotspan.testing.chunks import content, key_of
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.files import Files
 from hotspan.tiers.record import Record, pack, unpack
-from proofs.simulated.faults import FaultyFiles
+from proofs.simulated.faults import BadPlace, BadPlaces, FaultyFiles
 from proofs.simulated.inline import InlineQueues
 from proofs.simulated.power import RecordingFiles, power_loss_images
 from tests.daemon.test_pool import bytes_of, fill, store, there
@@ -711,3 +711,24 @@ def test_a_directory_has_one_owner(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DirectoryError, match="not a directory"):
         opened("file")
+
+
+@pytest.mark.parametrize("kind", ["read", "write", "torn"])
+def test_a_bad_slot_is_set_aside(tmp_path: Path, kind: str) -> None:
+    """A page of the disk that fails for good costs its slot, over restarts, too; the disk takes part all the time."""
+    files = BadPlaces([BadPlace(kind, PAGE_BYTES, 2 * PAGE_BYTES)])
+    node = Node(tmp_path, files)
+    for number in range(60):
+        node.put(key_of(f"object {number}"), content(key_of(f"object {number}"), 2 * PAGE_BYTES))
+        node.queues.run()
+        node.read(key_of(f"object {number - 8}"))
+        assert node.disk.is_up
+    assert node.disk.bad_slots == 1 and node.disk.counts.trips == 0 and len(node.disk) == 10
+    assert node.disk.capacity_bytes == (DISK_PAGES - 1) * PAGE_BYTES
+    met = sum(files.met.values())
+    node.disk.close(1.0)
+    node.start()
+    for number in range(60):
+        node.put(key_of(f"other {number}"), content(key_of(f"other {number}"), 2 * PAGE_BYTES))
+        node.queues.run()
+    assert node.disk.bad_slots == 1 and sum(files.met.values()) == met

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from hotspan.core.types import Tier
+from hotspan.tiers.directory import check_directory
 
 from .harness.core import CHUNK, core
 
@@ -24,3 +25,16 @@ def test_each_has_a_directory_of_its_own(tiny_model: Path, tmp_path: Path) -> No
         assert (again.ask(texts[1]), again.ask(texts[0])) == (WHOLE, 0)
         again.settle()
         again.check()
+
+
+def test_another_number_of_replicas_is_warm(tiny_model: Path, tmp_path: Path) -> None:
+    """Two replicas, then three, then one: each finds its chunks again, and the only one finds those of the first."""
+    disk = tmp_path / "kv"
+    with core(tiny_model, disk=disk, rank=0) as one, core(tiny_model, disk=disk, rank=1) as two:
+        texts = [engine.stored(engine.text(n, LENGTH)) for n, engine in enumerate((one, two))]
+    for rank, text in ((0, texts[0]), (1, texts[1]), (2, None), (None, texts[0])):
+        check_directory(disk, 1 << 20)  # as the server does before it starts
+        with core(tiny_model, disk=disk, rank=rank) as again:
+            assert text is None or again.ask(text) == WHOLE
+            again.settle()
+            again.check()

@@ -48,8 +48,8 @@ def test_a_text_that_grows_is_named_on() -> None:
     assert asked.keys == {chunk.key for chunk in [*chain, *alone]}
 
 
-def admitted(*, is_strict: bool = False, lora: Any = None, **params: Any) -> RequestRecord:
-    settings = replace(CacheOptions(ram_gib=0.1).settings(), is_strict=is_strict)
+def admitted(*, is_strict: bool = False, is_served: bool = True, lora: Any = None, **params: Any) -> RequestRecord:
+    settings = replace(CacheOptions(ram_gib=0.1).settings(), is_strict=is_strict, is_served=is_served)
     request: Any = SimpleNamespace(
         request_id="asked", kv_transfer_params=params or None, mm_features=[], lora_request=lora, block_hashes=[]
     )
@@ -83,6 +83,28 @@ def test_whose_directives_can_t_be_known_is_not_cached(params: dict[str, Any], l
         record = admitted(is_strict=is_strict, **params)
         assert is_cached(record) == expected
         assert expected or (record.keyer is None and not record.may_store and not record.all_chunks())
+
+
+@pytest.mark.parametrize(
+    "given", [Directives(tenant="other").to_json(), "x", {}, {"tenant": 1, "what": 2}, [], 7, True]
+)
+def test_directives_of_the_server_are_taken_from_it_alone(given: Any) -> None:
+    """Where no server of hotspan's stands before the engine, who sends what only that may send is not cached; where one
+    does, what it would not send leaves the request uncached, and raises nothing."""
+    assert not is_cached(admitted(is_served=False, **{SERVER_DIRECTIVES: given}))
+    assert is_cached(admitted(is_served=True, **{SERVER_DIRECTIVES: given})) == (
+        isinstance(given, dict) and len(given) > 2
+    )
+
+
+@pytest.mark.parametrize("params", ["x", [1], 7, True, ("a", "b")])
+def test_parameters_that_are_no_object_are_not_cached(params: Any) -> None:
+    """vLLM itself would fail on them: they are dropped, and the request is not cached."""
+    settings = CacheOptions(ram_gib=0.1).settings()
+    request: Any = SimpleNamespace(request_id="r", kv_transfer_params=params, mm_features=[], lora_request=None)
+    assert (
+        not is_cached(Admission(settings, bytes(32), GROUPS, 32).admit(request)) and request.kv_transfer_params is None
+    )
 
 
 def test_an_adapter_that_can_t_be_read_is_not_cached(tmp_path: Path) -> None:

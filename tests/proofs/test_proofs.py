@@ -1,4 +1,4 @@
-"""R1 to R12, small: each proof passes, was about something, and fails when what it guards is taken away."""
+"""R1 to R14, small: each proof passes, was about something, and fails when what it guards is taken away."""
 
 import errno
 import gc
@@ -17,7 +17,7 @@ from hotspan.l2.view import LogView
 from hotspan.tiers.log import GenerationLog
 from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.table import DiskTable
-from proofs import compression, fault, flip, fuzz, kill, model, power, replicas, simulate, soak
+from proofs import bad_places, compression, fault, flip, fuzz, kill, model, power, replicas, simulate, soak
 from proofs.power_run import open_tier
 from proofs.proof import Proof
 from proofs.simulated.inline import InlineQueues
@@ -133,7 +133,8 @@ def test_fault() -> None:
     """R4: each call fails once in each way, and from then on: all is right, nothing leaks, the tier comes back."""
     found = passed(fault.run(fault.Options(), silent))
     assert found["failures"] == found["leaked_descriptors"] == 0 and found["healed_after_s_max"] <= 30
-    assert found["runs"] == 8 * (found["calls_plain"] + found["calls_sealed"]) and found["trips"] > 0
+    assert found["runs"] == 8 * (found["calls_plain"] + found["calls_sealed"]) + found["bad_places"]
+    assert found["trips"] > 0 and found["bad_places"] == 80 and found["bad_slots_set_aside"] > 20
 
 
 def test_fault_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,6 +238,7 @@ def test_soak(tmp_path: Path) -> None:
     found = passed(proof)
     assert found["churn_over_capacity_plain"] > 10 < found["churn_over_capacity_sealed"]
     assert found["of_them_from_disk"] > 0 and found["samples"] >= 40
+    assert found["bad_slots"] > 0 and found["room_with_bad_slots"] >= 0.95
 
 
 def test_soak_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,3 +263,15 @@ def test_compression_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     join = planes.join
     monkeypatch.setattr("hotspan.core.compression.join", lambda parts, into: join(parts[::-1], into))
     assert not compression.run(compression.Options(cases=100), silent).passed
+
+
+def test_bad_places() -> None:
+    """R14: two simulated hours on two disks with bad slots: the others are served, and every request is right."""
+    found = passed(bad_places.run(bad_places.Options(hours=2, seeds=2), silent))
+    assert found["room_min"] >= 0.95 and found["set_aside"] > 0 and found["hours"] > 3
+
+
+def test_bad_places_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk engine that tests no slot after a fault sets none aside."""
+    monkeypatch.setattr("hotspan.tiers.disk_slab.is_suspect", lambda transfer: False)
+    assert not bad_places.run(bad_places.Options(hours=1, seeds=1), silent).passed

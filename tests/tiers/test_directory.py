@@ -17,7 +17,7 @@ from hotspan.core.types import MIB, ChunkKey
 from hotspan.l2.base import LogPosition
 from hotspan.l2.position import write_position
 from hotspan.testing.chunks import key_of
-from hotspan.tiers.directory import check_directory, open_directory, remove_directory
+from hotspan.tiers.directory import check_directory, open_directory, remove_directory, replica_directory
 from hotspan.tiers.files import Files
 from hotspan.tiers.log import Invalidation
 from hotspan.tiers.record import Record
@@ -304,8 +304,8 @@ def test_a_refusal_of_direct_io_at_open_or_read(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("state", ["new", "old", "invalidated"])
 @pytest.mark.parametrize("error", [errno.EIO, errno.EMFILE, SHORT], ids=["eio", "emfile", "short"])
 def test_whichever_call_fails_is_a_directory_error(tmp_path: Path, error: int, state: str) -> None:
-    """Any of all system calls of an opening may fail: that is a DirectoryError that leaks no descriptor, and the next
-    opening finds what was there, less what was invalidated, or nothing."""
+    """Any of all system calls of an opening may fail: that is a DirectoryError that leaks no descriptor, unless trying
+    again helped and nothing is lost; the next opening finds what was there, less what was invalidated, or nothing."""
     nth, hits = 0, 1
     while hits:
         nth += 1
@@ -315,15 +315,18 @@ def test_whichever_call_fails_is_a_directory_error(tmp_path: Path, error: int, s
             filled(path, record("a", tenant=1), record("b", tenant=2), invalidations=entries)
         before = len(os.listdir("/proc/self/fd"))
         files.arm(nth, error)
+        expected = {"new": [], "old": ["a", "b"], "invalidated": ["b"]}[state]
         try:
-            open_directory(path, SLOT, 8 * SLOT, files=files).close()
+            held = open_directory(path, SLOT, 8 * SLOT, files=files)
         except DirectoryError as refusal:
             assert str(path) in str(refusal)
         else:
-            assert error == SHORT or not files.hits, f"call {nth} failed and nobody noticed"
+            found = {held.table.key(slot) for slot in held.table.slots()}
+            held.close()
+            is_whole = found == {key_of(name) for name in expected}
+            assert error == SHORT or not files.hits or is_whole, f"call {nth} failed and nobody noticed"
         hits = files.hits
         assert len(os.listdir("/proc/self/fd")) == before and not files.open_fds
-        expected = {"new": [], "old": ["a", "b"], "invalidated": ["b"]}[state]
         assert names(path) in ({key_of(name) for name in expected}, set()), f"call {nth}"
     assert nth > 15
 
@@ -491,3 +494,60 @@ def test_a_mount_that_went_away_is_not_made_anew(tmp_path: Path) -> None:
         path.mkdir(exist_ok=True)
     filled(path, record("a"))
     assert names(path, is_new=False) == {key_of("a")}
+
+
+def used_by(path: Path, shape: int | None) -> set[ChunkKey]:
+    """What engines of that many replicas (None: one that has only itself) find in `path`; each stores a chunk more."""
+    check_directory(path, 8 * SLOT)
+    found = set()
+    for number in range(shape or 1):
+        inner = replica_directory(path, None if shape is None else number)
+        held = open_directory(inner, SLOT, 8 * SLOT)
+        slots = held.table.slots()
+        found |= {held.table.key(slot) for slot in slots}
+        held.table.put(len(slots), record(f"{shape}/{number}", tenant=1))
+        held.table.flush()
+        held.close()
+        held = open_directory(inner, SLOT, 8 * SLOT)  # the choice is the same now that there is a table
+        assert replica_directory(path, None if shape is None else number) == held.path
+        held.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    "shapes", [(2, 2), (2, 3, None), (None, 2, 3, None), (None, None), (3, 1, 2), (2, None, 2), (1, None, 2)], ids=str
+)
+def test_each_shape_starts_again_and_is_warm(tmp_path: Path, shapes: tuple[int | None, ...]) -> None:
+    """Whatever the number of replicas is next time: the check before the start takes the directory, and each replica
+    that there was before finds its chunks."""
+    path, stored = tmp_path / "disk", dict[int, set[ChunkKey]]()
+    for shape in shapes:
+        count = shape or 1
+        found = used_by(path, shape)
+        for number in range(count):
+            assert stored.get(number, set()) <= found, f"replica {number} of {shapes}"
+        for number in range(count):
+            stored.setdefault(number, set()).add(key_of(f"{shape}/{number}"))
+    remove_directory(path)
+    assert not path.exists()
+
+
+def test_a_directory_that_a_replica_uses_is_in_use(tmp_path: Path) -> None:
+    """The check before a start sees a server whose replicas hold the directories in it."""
+    path = tmp_path / "disk"
+    used_by(path, 2)
+    held = open_directory(path / "replica-1", SLOT, 8 * SLOT)
+    with pytest.raises(DirectoryError, match="in use by process"):
+        check_directory(path, 8 * SLOT)
+    held.close()
+    check_directory(path, 8 * SLOT)
+
+
+@pytest.mark.parametrize("name", ["replica-x", "replica-", "other", "replica-0"])
+def test_what_is_no_replica_is_foreign(tmp_path: Path, name: str) -> None:
+    """A file, or a directory of another name, is somebody's: refused, as before."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    (path / name).touch() if name == "replica-0" else (path / name).mkdir()
+    with pytest.raises(DirectoryError, match="other files"):
+        check_directory(path, 8 * SLOT)

@@ -841,7 +841,7 @@ def test_a_table_that_can_not_be_read_is_explained(path: Path) -> None:
     """EIO while the records are read is a DirectoryError and leaks no descriptor."""
     full(path)
     files = FaultyFiles()
-    files.arm(2, kinds=["pread"])
+    files.arm(2, kinds=["pread"], lasting=True)
     with pytest.raises(DirectoryError), opened(path, files=files):
         pass
     assert files.hits and not files.open_fds

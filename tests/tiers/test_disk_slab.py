@@ -257,3 +257,41 @@ def test_a_changed_byte_is_a_miss(rig: Rig) -> None:
     assert told[0].fault is Fault.CORRUPT and rig.gone == [key_of("a")] and rig.read("a") is None
     assert rig.read("b") == content(key_of("b"), 2 * SLOT)
     rig.slab.check()
+
+
+@pytest.mark.parametrize("is_load", [False, True])
+def test_too_little_memory_is_no_fault_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_load: bool
+) -> None:
+    """MemoryError in a transfer: it is reported as dropped, its slots are let go, and the next one works."""
+    rig = Rig(tmp_path)
+    assert rig.store(record("a", 100), b"a" * 100) is not None
+
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hotspan.tiers.disk_jobs._contiguous", fail)
+        if is_load:
+            assert rig.read("a") is None
+        else:
+            ended = rig.store(record("b", 100), b"b" * 100)
+            assert ended is not None and ended.fault is Fault.DROPPED
+    assert rig.read("a") == b"a" * 100 and rig.slab.usage().bad_slots == 0
+    rig.slab.check()
+
+
+def test_a_test_of_slots_that_raises_sets_nothing_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MemoryError while slots are tested: they are let go, as if the disk failed as a whole."""
+    files = FaultyFiles()
+    rig = Rig(tmp_path, files)
+
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("hotspan.tiers.places.PlaceTests.test", fail)
+    files.arm(1, kinds=["pwritev"])
+    ended = rig.store(record("a", 100), b"a" * 100)
+    assert ended is not None and ended.fault is Fault.IO
+    assert rig.store(record("a", 100), b"a" * 100) is not None and rig.read("a") == b"a" * 100
+    rig.slab.check()

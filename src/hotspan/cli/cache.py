@@ -303,10 +303,10 @@ def _usage(tiers: dict[str, Any]) -> "Table":
 def _findings(tiers: dict[str, Any]) -> "Table":
     from rich.table import Table
 
-    table = Table("tier", "chunks", "whole", "corrupt", "expired", "locked", "unreadable", "seconds")
+    table = Table("tier", "chunks", "whole", "corrupt", "expired", "locked", "unreadable", "bad slots", "seconds")
     for name, tier in tiers.items():
         corrupt = ", ".join(f"{count} {fault}" for fault, count in tier["corrupt"].items()) or "0"
-        counts = (f"{tier[part]:,}" for part in ("expired", "locked", "unreadable"))
+        counts = (f"{tier[part]:,}" for part in ("expired", "locked", "unreadable", "bad_slots"))
         table.add_row(name, f"{tier['chunks']:,}", f"{tier['whole']:,}", corrupt, *counts, f"{tier['seconds']:.1f}")
     return table
 

@@ -118,6 +118,7 @@ class CacheSettings:
     persistence:  "none" keeps everything in memory: no disk, no remote tier.
     encryption:   None writes plain frames.
     is_isolated:  tenants never hit each other's chunks.
+    is_served:    hotspan's server stands before the engine: what it says of a request's tenant is believed.
     is_strict:    only requests that the server has named a tenant for are cached.
     tenants:      those known at the start; others may come.
     retention:    rules over every request's own time to live.
@@ -152,6 +153,7 @@ class CacheSettings:
     prefetch_sessions: bool = False
     encoder_outputs: bool = True
     without: tuple[str, ...] = ()
+    is_served: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """A dict that `from_json` takes, of JSON types only."""

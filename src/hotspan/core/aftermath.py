@@ -4,6 +4,7 @@
         aftermath.end(child.pid)
         aftermath.remove(directory)
         aftermath.sweep(copies)           # as core/held.py has it: what others hold stays
+        aftermath.unlink_shared()         # shared memory of multiprocessing, such as vLLM's message buffers
 
 It is told through a pipe, one JSON object a line. If the pipe closes and "done" was not the last line, this process
 died (SIGKILL, out of memory): each child gets SIGTERM, then SIGKILL after its grace period, then directories go.
@@ -13,12 +14,12 @@ import contextlib
 import json
 import multiprocessing
 import os
+import re
 import select
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,10 +27,14 @@ from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Self
 
 from hotspan.core.held import sweep
+from hotspan.core.threads import start
 
 _DONE = {"done": True}
 _LOOK_AGAIN_S = 1.0
 """How often the group of a child that has ended is looked for: somebody has to wait for the child first."""
+
+_SHARED = re.compile(r"/dev/shm/psm_[0-9a-f]+")
+"""As multiprocessing.shared_memory names what it makes."""
 
 _UNTOLD = "resource_tracker"
 """Of multiprocessing: it ends by itself with the last process that uses it, and unlinks shared memory then."""
@@ -40,6 +45,7 @@ class Aftermath:
 
     def __enter__(self) -> Self:
         self._told: set[int] = set()
+        self._shared: set[tuple[str, int]] = set()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "hotspan.core.aftermath"], stdin=subprocess.PIPE, start_new_session=True
         )
@@ -77,11 +83,40 @@ class Aftermath:
         `is_whole`, the directory itself."""
         self._tell({"root": str(root.absolute()), "is_whole": is_whole})
 
+    def unlink_shared(self) -> None:
+        """Unlink the shared memory of multiprocessing that this process and those below it have mapped now, should this
+        process be killed: its own tracker does it, but for when that is killed with all others."""
+        import psutil
+
+        processes = [os.getpid()]
+        with contextlib.suppress(psutil.Error):
+            processes += [child.pid for child in psutil.Process().children(recursive=True)]
+        for name, inode in sorted(set().union(*map(_mapped, processes)) - self._shared):
+            self._shared.add((name, inode))
+            self._tell({"shared": name, "inode": inode})
+
     def _tell(self, line: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.write(json.dumps(line).encode() + b"\n")
                 self._process.stdin.flush()
+
+
+def _mapped(pid: int) -> set[tuple[str, int]]:
+    """The files of multiprocessing's shared memory that a process has mapped, with their inodes."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:  # it has ended
+        return set()
+    rows = (line.split(maxsplit=5) for line in lines)
+    return {(row[5], int(row[4])) for row in rows if len(row) == 6 and _SHARED.fullmatch(row[5])}
+
+
+def _unlink(name: str, inode: int) -> None:
+    """Unlink a file, unless another has its name by now."""
+    with contextlib.suppress(OSError):
+        if os.lstat(name).st_ino == inode:
+            os.unlink(name)
 
 
 @contextlib.contextmanager
@@ -117,7 +152,7 @@ def end_with_parent() -> None:
             parent.join()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    threading.Thread(target=watch, name="hotspan-parent", daemon=True).start()
+    start("parent", watch)
 
 
 # -- the second process ------------------------------------------------------------------------------------------------
@@ -154,18 +189,23 @@ def main() -> None:
     children: list[_Child] = []
     directories: list[str] = []
     roots: list[tuple[Path, bool]] = []
+    shared: list[tuple[str, int]] = []
     for line in _lines(sys.stdin.fileno(), children):
         told = json.loads(line)
         if told == _DONE:
             return
         if "directory" in told:
             directories.append(told["directory"])
+        elif "shared" in told:
+            shared.append((told["shared"], told["inode"]))
         elif "root" in told:
             roots.append((Path(told["root"]), told["is_whole"]))
         else:
             with contextlib.suppress(OSError):  # it has ended already
                 children.append(_Child(os.pidfd_open(told["pid"]), told["pid"], told["grace_s"], told["is_group"]))
     _end(children)
+    for name, inode in shared:
+        _unlink(name, inode)
     for directory in directories:
         shutil.rmtree(directory, ignore_errors=True)
     for root, is_whole in roots:

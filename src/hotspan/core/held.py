@@ -12,20 +12,20 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from hotspan.core.private import EXCLUSIVE, LIST, SHARED, is_private, lock
+from hotspan.core.private import EXCLUSIVE, LIST, SHARED, is_private, let_go, lock
 
 PART = "part-"
 _OURS = re.compile(rf"[0-9a-f]{{64}}|{PART}[a-z0-9_]+")
 
 
 def hold(path: Path, kind: int = SHARED) -> int:
-    """A descriptor that holds a directory until it is closed. Raises: OSError if another holds it against that."""
+    """A descriptor that holds a directory until `let_go`. Raises: OSError if another holds it against that."""
     fd = os.open(path, LIST)
     try:
         if not lock(fd, kind):
             raise BlockingIOError(errno.EAGAIN, "is held by another process", str(path))
     except OSError:
-        os.close(fd)
+        let_go(fd)
         raise
     return fd
 
@@ -35,7 +35,7 @@ def remove_unheld(path: Path) -> None:
     with contextlib.suppress(OSError):  # held by another, or not ours: it stays
         mine = hold(path, EXCLUSIVE)
         shutil.rmtree(path, ignore_errors=True)
-        os.close(mine)
+        let_go(mine)
 
 
 @contextlib.contextmanager
@@ -63,7 +63,7 @@ def changing(root: Path, *, make: bool = True) -> Iterator[None]:
                 yield
                 return
         finally:
-            os.close(fd)
+            let_go(fd)
 
 
 def _is_at(root: Path, found: os.stat_result) -> bool:

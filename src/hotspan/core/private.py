@@ -59,23 +59,42 @@ def close_to_others(path: Path) -> bool:
     return True
 
 
+_locked_by: dict[int, int] = {}
+"""The process that locked a descriptor: a child of a fork has the descriptor, too, and may not unlock it."""
+
+
 def lock(fd: int, kind: int = EXCLUSIVE, timeout_s: float | None = 0.0) -> bool:
-    """Lock an open file or directory until it is closed; False if others held it against that.
+    """Lock an open file or directory until `let_go`; False if others held it against that.
 
     timeout_s: how long to wait for them; None for as long as it takes. Raises: OSError.
     """
     if timeout_s is None:
         fcntl.flock(fd, kind)
+        _locked_by[fd] = os.getpid()
         return True
     deadline = Deadline(timeout_s)
     while True:
         try:
             fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            _locked_by[fd] = os.getpid()
             return True
         except BlockingIOError:
             if not deadline.rest_s():
                 return False
             time.sleep(_POLL_S)
+
+
+def let_go(fd: int) -> None:
+    """Close a descriptor that may be locked, and end its lock.
+
+    A lock belongs to the open file: to close it is not enough while a child of a fork has it open. In such a child this
+    closes only. Raises: OSError.
+    """
+    try:
+        if _locked_by.pop(fd, None) == os.getpid():
+            fcntl.flock(fd, fcntl.LOCK_UN)
+    finally:
+        os.close(fd)
 
 
 def open_lock(path: Path) -> int:
@@ -96,7 +115,7 @@ def locked(path: Path, timeout_s: float | None = None) -> Iterator[None]:
             raise TimeoutError(f"{path} has been locked by another process for {timeout_s:g} s")
         yield
     finally:
-        os.close(fd)
+        let_go(fd)
 
 
 def write_new(path: Path, content: bytes) -> None:

@@ -9,6 +9,8 @@ from typing import Any, Final, Self
 
 from rich.console import Console
 
+from hotspan.core.threads import start
+
 EVERY_S: Final = 10.0
 
 
@@ -20,17 +22,18 @@ class Lines:
         self._text = text
         self._every_s = every_s
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._print, name="hotspan-progress", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._thread = start("progress", self._print)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def _print(self) -> None:
         while not self._ended.wait(self._every_s):

@@ -6,12 +6,13 @@ Running out of memory later would be a SIGBUS in the middle of a request.
 import contextlib
 import ctypes
 import errno
+import functools
 import mmap
 import os
-import threading
 from pathlib import Path
 
 from hotspan.core.errors import ConfigError
+from hotspan.core.threads import start as begin
 from hotspan.core.types import GIB, PAGE_BYTES
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -41,12 +42,13 @@ def populate(memory: mmap.mmap, start: int = 0, size: int | None = None, threads
         for at in range(first, last, PAGE_BYTES):  # an older kernel
             memory[at] = memory[at]
 
+    def failed_at(error: Exception) -> None:
+        failed.append(errno.ENOMEM)
+
     helpers = [
-        threading.Thread(target=touch, args=(first,), name="hotspan-populate")
+        begin("populate", functools.partial(touch, first), failed=failed_at, daemon=False)
         for first in range(start + step, stop, step)
     ]
-    for helper in helpers:
-        helper.start()
     touch(start)
     for helper in helpers:
         helper.join()

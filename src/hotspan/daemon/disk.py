@@ -123,6 +123,11 @@ class DiskCopies:
         return self.slab.usage().capacity_bytes
 
     @property
+    def bad_slots(self) -> int:
+        """Slots that are set aside."""
+        return self.slab.usage().bad_slots
+
+    @property
     def is_up(self) -> bool:
         """Whether it takes part."""
         return not self._is_hung and self._breaker.state is not BreakerState.OPEN

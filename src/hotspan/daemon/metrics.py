@@ -50,6 +50,7 @@ GAUGES = {
     "disk_objects": "Copies on disk.",
     "disk_used_bytes": "Bytes of disk that copies take.",
     "disk_capacity_bytes": "Bytes of disk for copies.",
+    "disk_bad_slots": "Slots that are set aside because they fail while the disk works elsewhere.",
     "disk_unsaved": "Objects that wait to be written to disk, which a kill would lose.",
     "disk_is_up": "0 if there is no disk, or it is left alone.",
     "unix_clients": "Clients of the Unix socket.",

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hotspan.core.errors import ConfigError
-from hotspan.core.private import lock
+from hotspan.core.private import let_go, lock
 from hotspan.core.shared_memory import SHARED_MEMORY, Mapping, check_room
 from hotspan.core.types import GIB, MIB, PAGE_BYTES
 
@@ -68,7 +68,7 @@ class SharedSegment:
             self._populate(is_stopping)
         except BaseException:
             self._drop_names()
-            os.close(self._fd)
+            let_go(self._fd)
             raise
         self.view = self._map.view
 
@@ -99,7 +99,7 @@ class SharedSegment:
             return
         self._drop_names()
         self._map.close()
-        os.close(self._fd)
+        let_go(self._fd)
         self._fd = -1
 
     def __enter__(self) -> "SharedSegment":
@@ -127,9 +127,9 @@ class SharedSegment:
                     os.fchmod(fd, mode)
                     return fd
             except BaseException:
-                os.close(fd)
+                let_go(fd)
                 raise
-            os.close(fd)
+            let_go(fd)
 
     def _take_name(self) -> None:
         """Give the file the name that clients know."""
@@ -183,7 +183,7 @@ class SharedSegment:
             if found.st_nlink:
                 path.unlink(missing_ok=True)
         finally:
-            os.close(fd)
+            let_go(fd)
 
     def _populate(self, is_stopping: Callable[[], bool]) -> None:
         for start in range(0, self.bytes, _PIECE_BYTES):

@@ -183,6 +183,7 @@ class Daemon:
             "disk_objects": 0 if disk is None else len(disk),
             "disk_used_bytes": 0 if disk is None else disk.used_bytes,
             "disk_capacity_bytes": 0 if disk is None else disk.capacity_bytes,
+            "disk_bad_slots": 0 if disk is None else disk.bad_slots,
             "disk_unsaved": pool.unsaved,
             "disk_is_up": int(disk is not None and disk.is_up),
             "unix_clients": len(self._unix_server.clients),

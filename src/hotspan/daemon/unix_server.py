@@ -120,9 +120,14 @@ class UnixServer:
             client.answering = asyncio.ensure_future(self._answer_later(client, answer))
 
     async def _answer_later(self, client: Client, coming: Awaitable[bytes]) -> None:
-        answer = await coming
+        try:
+            answer = await coming
+        except Exception:  # the task's boundary: the client is told nothing wrong, and nothing more
+            logger.exception("unix_client_ignored")
+            client.is_ignored = True
+        else:
+            self._send(client, answer)
         client.answering = None
-        self._send(client, answer)
         self._loop.add_reader(client.socket, self._receive, client)
 
     def _greet(self, client: Client, message: memoryview) -> None:

@@ -29,6 +29,7 @@ from hotspan.engine.adapters import registered_name
 from hotspan.engine.announcing import Announcer
 from hotspan.engine.compat import CoreCalls
 from hotspan.engine.manager import HotspanManager
+from hotspan.engine.net import netted
 from hotspan.engine.receipts import Receipts
 from hotspan.engine.requests import RequestRecord
 from hotspan.engine.texts import Texts
@@ -117,6 +118,7 @@ class Administrator:
             return self._rotate(str(command["tenant"]))
         raise ValueError(f"the engine has no command {verb!r}")
 
+    @netted(lambda: None)
     def run_waiting(self) -> None:
         """Do what other threads left to the scheduler's: called before each request and each step, and while idle."""
         self._calls.heard()
@@ -157,6 +159,7 @@ class Administrator:
                 "capacity_bytes": usage.capacity_bytes,
                 "tenants": {f"{label:016x}": chunks for label, chunks in usage.tenants.items()},
                 "is_up": usage.is_up,
+                "bad_slots": usage.bad_slots,
             }
         if Tier.L2.value in tiers:
             tiers[Tier.L2.value]["store"] = self._shared_store()

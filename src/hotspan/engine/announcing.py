@@ -11,6 +11,7 @@ from typing import Any
 from hotspan.cache.prefetch import Found
 from hotspan.cache.rhythm import Turn
 from hotspan.core.clock import Clock
+from hotspan.core.threads import start_worker
 from hotspan.core.types import Chunk
 from hotspan.engine.manager import HotspanManager
 from hotspan.engine.requests import in_order
@@ -100,8 +101,7 @@ class Announcer:
     def _wake(self) -> None:
         """Have the thread look at what is to come, from now on."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._pace, name="hotspan-prefetch", daemon=True)
-            self._thread.start()
+            self._thread = start_worker("prefetch", self._pace, is_over=lambda: self._closed)
         self._woken.set()
 
     def _said(self, found: Found, hold_s: float) -> dict[str, Any]:

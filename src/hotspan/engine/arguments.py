@@ -4,6 +4,7 @@ And the tiers of an engine for which nobody named any.
 """
 
 import contextlib
+import dataclasses
 import re
 from argparse import SUPPRESS, Namespace
 from collections.abc import Sequence
@@ -125,7 +126,7 @@ def add_cache(arguments: Namespace, settings: CacheSettings | None) -> None:
         return
     if arguments.kv_transfer_config is not None:
         raise ConfigError("--kv-transfer-config is hotspan's to set: leave it out, or serve with --no-cache")
-    arguments.kv_transfer_config = transfer_config(settings)
+    arguments.kv_transfer_config = transfer_config(dataclasses.replace(settings, is_served=True))
     arguments.prefix_caching_hash_algo = HASH
 
 

@@ -60,6 +60,7 @@ from hotspan.engine.contract import ENGINE, TRIED_WITH
 from hotspan.engine.encoder.outputs import keeps_outputs
 from hotspan.engine.inline import InlineLoads, can_load_inline
 from hotspan.engine.manager import HotspanManager
+from hotspan.engine.net import netted
 from hotspan.engine.opening import open_cache
 from hotspan.engine.plugin import log_as_vllm
 from hotspan.engine.spec import HotspanSpec, managed
@@ -202,6 +203,7 @@ class HotspanConnector(OffloadingConnector):
         cap_last_store(self._scheduler, request)
         self.manager.retire(request)
 
+    @netted(lambda: None)
     def _blend_report(self, request: Request) -> dict[str, Any] | None:
         """What the answer says of blending, in its `kv_transfer_params`."""
         report = self.manager.blending.end(request.request_id) if self.manager.blending is not None else None

@@ -225,8 +225,8 @@ OWN: dict[str, str] = {
     "HotspanConnector": "get_transfer_results",
     "HotspanManager": """
         bind admit load_adapter keyer named invalidate is_waiting blended note_answer note_blends begin retire
-        begin_step end_step forget_ended idle get_load_source note_copies may_stall
-        note_stall await_chunks
+        begin_step end_step forget_ended idle leave_out get_load_source note_copies may_stall note_stall
+        await_chunks
     """,
     "HotspanSpec": "open_slab",
     "HostWorker": "await_loads slot",

@@ -24,6 +24,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError, EngineError
+from hotspan.core.threads import start
 from hotspan.engine.adapters import EngineAdapters
 from hotspan.engine.blend.cuts import cuts
 from hotspan.engine.compat import ask_cores
@@ -232,10 +233,11 @@ def _told(aftermath: Aftermath) -> Iterator[None]:
     def tell() -> None:
         while not started.wait(_TELL_S):
             aftermath.end_children()
+            aftermath.unlink_shared()
         aftermath.end_children()
+        aftermath.unlink_shared()
 
-    thread = threading.Thread(target=tell, name="hotspan-aftermath", daemon=True)
-    thread.start()
+    thread = start("aftermath", tell)
     try:
         yield
     finally:
@@ -252,8 +254,7 @@ def _interrupts_kept_from_children() -> Iterator[None]:
     """
     resource_tracker.ensure_running()  # multiprocessing starts it with the first process, and unblocks SIGINT then
     started = threading.Event()
-    taker = threading.Thread(target=started.wait, name="hotspan-interrupts", daemon=True)
-    taker.start()
+    taker = start("interrupts", started.wait)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -34,6 +34,7 @@ from hotspan.engine.compat import CacheHitSource, keep_state, kept_state
 from hotspan.engine.encoder.outputs import EncoderOutputs
 from hotspan.engine.events import ChunkEvents
 from hotspan.engine.metrics import CacheMetrics
+from hotspan.engine.net import netted
 from hotspan.engine.prefixes import GpuPrefixes
 from hotspan.engine.requests import Admission, RequestRecord, in_order
 from hotspan.engine.steps import StepWatch
@@ -52,6 +53,11 @@ _STORE_TRIES = 4
 """Steps in which a request's chunks may wait for room: copies take one or two, and vLLM logs each."""
 
 _SOURCES = {Tier.RAM: CacheHitSource.HOST, Tier.DISK: CacheHitSource.DISK}
+
+
+def no_store() -> PrepareStoreOutput:
+    """What vLLM is told of chunks that are not to be stored."""
+    return PrepareStoreOutput(keys_to_store=[], store_spec=CPULoadStoreSpec([]), evicted_keys=[])
 
 
 class Removed(NamedTuple):
@@ -116,6 +122,7 @@ class HotspanManager(OffloadingManager):
         if self.events is not None:
             self.events.watch(pool)
 
+    @netted(lambda: None)
     def admit(self, request: Request) -> None:
         """A request is about to come: learn what its chunks' names and terms depend on."""
         self.prefixes.expire(self._clock.unix())
@@ -166,6 +173,7 @@ class HotspanManager(OffloadingManager):
         tiers = self.cache.invalidate(scopes, durable, is_foreign=is_foreign)
         return Removed({"gpu_blocks": blocks} | {f"{tier.value}_chunks": n for tier, n in tiers.items()}, len(stale))
 
+    @netted(lambda: False)
     def is_waiting(self, request_id: str, kept_tokens: int) -> bool:
         """Whether looking this request up would only defer it; if not, what it is to load is decided.
 
@@ -188,6 +196,7 @@ class HotspanManager(OffloadingManager):
             return is_waiting
         return self.cache.is_waiting(record)
 
+    @netted(lambda: 0)
     def blended(self, request: Request, kept_tokens: int, loaded_tokens: int) -> int | None:
         """Tokens behind the exact prefix that blending claims; as `Blending.match`."""
         record = self._records.get(request.request_id)
@@ -195,11 +204,13 @@ class HotspanManager(OffloadingManager):
             return 0
         return self.blending.match(request, record, kept_tokens, loaded_tokens)
 
+    @netted(lambda: None)
     def note_answer(self, request_id: str) -> None:
         """The engine knows now what is cached of a request."""
         if (record := self._records.get(request_id)) is not None:
             record.is_answered = True
 
+    @netted(lambda: None)
     def begin(self, request: Request, loaded_tokens: int) -> None:
         """A request begins to run."""
         record = self._records.get(request.request_id)
@@ -225,6 +236,7 @@ class HotspanManager(OffloadingManager):
             self.events.publish(record)
         self.prefixes.keep(record)
 
+    @netted(lambda: None)
     def retire(self, request: Request) -> None:
         """A request ended: what it left in the engine's own cache is known from now on, or gone if it may not stay.
 
@@ -238,6 +250,7 @@ class HotspanManager(OffloadingManager):
             if self.tracing is not None:
                 self.tracing.retire(record)
 
+    @netted(lambda: None)
     def begin_step(self, scheduled: SchedulerOutput) -> None:
         """A step was scheduled."""
         if self.tracing is not None:
@@ -245,16 +258,19 @@ class HotspanManager(OffloadingManager):
         if self.steps is not None:
             self.steps.schedule(scheduled)
 
+    @netted(lambda: None)
     def note_blends(self) -> None:
         """The step that was scheduled last computes tokens of blends, too: its time says nothing of others."""
         if self.steps is not None:
             self.steps.disregard()
 
+    @netted(lambda: None)
     def note_copies(self, size: int, seconds: float) -> None:
         """The worker copied so many bytes from RAM to the engine, in so much of its thread's time."""
         if self.cache.cost is not None and size:
             self.cache.cost.observe_copy(size, seconds)
 
+    @netted(lambda: False)
     def may_stall(self, tokens: int) -> bool:
         """Whether the step that is being scheduled may wait for the copies of a request that loads so many tokens."""
         if self.steps is None or self.cache.cost is None:
@@ -287,11 +303,13 @@ class HotspanManager(OffloadingManager):
         self.steps.stall(self._clock.monotonic() - began_s)
         return not record.waiting
 
+    @netted(lambda: None)
     def end_step(self) -> None:
         """The output of the oldest step was processed."""
         if self.steps is not None:
             self.steps.end()
 
+    @netted(lambda: None)
     def forget_ended(self) -> None:
         """A step is built: nothing more is stored of the requests that had ended before.
 
@@ -303,6 +321,7 @@ class HotspanManager(OffloadingManager):
                 del self._records[record.request.request_id]
         self._ended.clear()
 
+    @netted(lambda: None)
     def idle(self, timeout_s: float) -> None:
         """The engine has nothing to compute: sleep until a promotion lands, at most `timeout_s`."""
         self._report_s = 0.0
@@ -311,6 +330,7 @@ class HotspanManager(OffloadingManager):
 
     # -- vLLM's interface ----------------------------------------------------------------------------------------------
 
+    @netted(RequestOffloadingContext)
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         record = self._records.get(req_context.req_id)
         if record is not None and record not in self._ended:  # vLLM may announce one again that it no longer knows
@@ -320,6 +340,7 @@ class HotspanManager(OffloadingManager):
                 self.blending.ask(record.request, record)
         return RequestOffloadingContext()
 
+    @netted(lambda: None)
     def on_request_finished(self, req_context: ReqContext) -> None:
         record = kept_state(req_context, RequestRecord)
         if record is not None:
@@ -331,6 +352,7 @@ class HotspanManager(OffloadingManager):
         if self.outputs is not None:
             self.outputs.forget(req_context.req_id)
 
+    @netted(lambda: LookupResult.MISS)
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         record = kept_state(req_context, RequestRecord)
         chunk = record.chunk(key) if record is not None else None
@@ -338,6 +360,7 @@ class HotspanManager(OffloadingManager):
             return LookupResult.MISS
         return _RESULTS[self.cache.lookup(chunk, record)]
 
+    @netted(lambda: CacheHitSource.EXTERNAL_UNSPECIFIED)
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
         record = kept_state(req_context, RequestRecord)
         chunk = record.chunk(key) if record is not None else None
@@ -369,10 +392,11 @@ class HotspanManager(OffloadingManager):
         if self.tracing is not None:
             self.tracing.load(record, seconds, size)
 
+    @netted(no_store)
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
         record = kept_state(req_context, RequestRecord)
         if record is None or not record.may_store:
-            return PrepareStoreOutput(keys_to_store=[], store_spec=CPULoadStoreSpec([]), evicted_keys=[])
+            return no_store()
         named = {chunk.key: key for key in keys if (chunk := record.chunk(key)) is not None}
         chunks = [record.chunks[key] for key in named.values()]
         if record.store_tries < _STORE_TRIES:
@@ -394,6 +418,7 @@ class HotspanManager(OffloadingManager):
         if self.events is not None:
             self.events.publish(self._record(req_context))
 
+    @netted(lambda: None)
     def on_schedule_end(self, context: object) -> None:
         for request_id in getattr(context, "new_req_ids", ()):
             record = self._records.get(request_id)
@@ -406,6 +431,7 @@ class HotspanManager(OffloadingManager):
             self.outputs.clear()
         self.cache.clear()  # the connector calls `end_clear` when the workers' copies have ended
 
+    @netted(lambda: None)
     def get_stats(self) -> OffloadingConnectorStats | None:
         now_s = self._clock.monotonic()
         if now_s < self._report_s:
@@ -422,6 +448,14 @@ class HotspanManager(OffloadingManager):
     def _size(self, tokens: int) -> int:
         """Bytes of so many tokens in RAM, over all groups."""
         return -(-tokens // self.chunk_tokens) * self.group_count * self.cache.ram.slab.slot_bytes
+
+    def leave_out(self, subject: object) -> None:
+        """Find and store nothing of a request any more, which is named as vLLM's calls name it."""
+        name = subject if isinstance(subject, str) else getattr(subject, "request_id", getattr(subject, "req_id", None))
+        if isinstance(name, str) and (record := self._records.get(name)) is not None:
+            record.may_store, record.keyer = False, None
+        elif isinstance(subject, Request):
+            self._records[subject.request_id] = self._admission.left_out(subject)
 
     def _pace_prefetches(self) -> None:
         self.cache.prefetches.is_busy = len(self._records) > len(self._ended)

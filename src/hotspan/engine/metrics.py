@@ -15,6 +15,7 @@ from hotspan.cache.refusals import Refused
 from hotspan.cache.stats import CacheStats
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.types import Tier
+from hotspan.engine.net import LEFT_OUT
 from hotspan.engine.series import COST_CHOICES
 from hotspan.keyring.keyring import NO_KEYS, Keyring
 from hotspan.l2.follower import LogFollower
@@ -162,6 +163,14 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     "hotspan_encoder_store_bytes": OffloadingCounterMetadata("Bytes of encoder outputs stored in RAM."),
     "hotspan_cache_used_bytes": OffloadingGaugeMetadata("Bytes in use, by tier.", _TIER),
     "hotspan_cache_capacity_bytes": OffloadingGaugeMetadata("Capacity in bytes, by tier.", _TIER),
+    "hotspan_cache_requests_left_out": OffloadingCounterMetadata(
+        "Requests that are not cached, by reason: directives (refused, or not the client's to send), error (a mistake "
+        "of hotspan's; the log has it).",
+        ("reason",),
+    ),
+    "hotspan_cache_bad_slots": OffloadingGaugeMetadata(
+        "Slots that are set aside because reads or writes of them fail while the disk works elsewhere, by tier.", _TIER
+    ),
     "hotspan_cache_token_bytes": OffloadingGaugeMetadata(
         "Bytes that tiers keep of one token, over all KV cache groups: what turns bytes into tokens."
     ),
@@ -189,6 +198,7 @@ class CacheMetrics:
         self._follower = follower
         self._keyring = keyring
         self._keys = NO_KEYS
+        self._left_out = LEFT_OUT.counts.copy()
         self._last = cache.cost.report() if cache.cost is not None else None
         self._gauges: dict[tuple[str, tuple[str, ...]], float] = {}
         self._begun: set[tuple[str, tuple[str, ...]]] = set()
@@ -211,6 +221,7 @@ class CacheMetrics:
             self._set("hotspan_cache_tier_up", float(usage.is_up), tier.value)
             if usage.is_up and usage.counts_evictions:
                 self._begin("hotspan_cache_evictions", tier.value)
+            self._set("hotspan_cache_bad_slots", usage.bad_slots, tier.value)
         self._set("hotspan_cache_token_bytes", token_bytes)
         for tier, chunks in self._cache.queued().items():
             self._set("hotspan_cache_store_queue_chunks", chunks, tier.value)
@@ -234,6 +245,9 @@ class CacheMetrics:
     def _report_counts(self, counts: CacheStats) -> None:
         self._add("hotspan_cache_lookup_tokens", counts.lookup_tokens)
         self._add("hotspan_cache_cuts", counts.cuts)
+        for reason, count in (LEFT_OUT.counts - self._left_out).items():
+            self._add("hotspan_cache_requests_left_out", count, reason)
+        self._left_out = LEFT_OUT.counts.copy()
         for name in _BY_TIER:
             for tier, value in getattr(counts, name).items():
                 self._add(f"hotspan_cache_{name}", value, tier.value)

@@ -40,6 +40,7 @@ from hotspan.l2.log import VolatileLog
 from hotspan.l2.open import open_store
 from hotspan.l2.position import read_position
 from hotspan.l2.remote import RemoteOptions, RemoteTier
+from hotspan.tiers.directory import replica_directory
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.pace import Pace
@@ -191,7 +192,7 @@ class _Opening:
         directory, number = Path(disk.directory), parallel.data_parallel_index
         # In the replicas of a dense model vLLM sets the size to 1; the engine's id always has the replica's number.
         is_one_of_several = parallel.data_parallel_size > 1 or self.spec.config.engine_id.endswith(f"_dp{number}")
-        return directory / f"replica-{number}" if is_one_of_several else directory
+        return replica_directory(directory, number if is_one_of_several else None)
 
     def follower(self) -> LogFollower | None:
         """The reader of the L2's log, with a connection of its own."""

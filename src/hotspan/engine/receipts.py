@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.threads import start_worker
 from hotspan.l2.follower import WITNESS_S, LogFollower
 
 logger = logging.getLogger(__name__)
@@ -53,8 +54,7 @@ class Receipts:
         with self._changed:
             self._waiting.append(_Waiting(generation, self._clock.monotonic() + WITNESS_S, tell))
             if self._thread is None and not self._closing:
-                self._thread = threading.Thread(target=self._run, name="hotspan-receipts", daemon=True)
-                self._thread.start()
+                self._thread = start_worker("receipts", self._run, is_over=lambda: self._closing)
             self._changed.notify()
 
     def close(self) -> None:

@@ -17,12 +17,14 @@ from hotspan.cache.rhythm import SessionId
 from hotspan.config.settings import CacheSettings
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.directives import CLIENT_DIRECTIVES, BlendDirective, Directives, governed, parse_directives
+from hotspan.core.errors import MALFORMED
 from hotspan.core.namespace import NO_ADAPTER, NO_TENANT, ChunkKeyer, tenant_digest
 from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Terms, tag_labels, tenant_label
 from hotspan.core.types import Chunk, ChunkKey
 from hotspan.engine.adapters import registered_name
 from hotspan.engine.fingerprint import AdapterDigests
+from hotspan.engine.net import LEFT_OUT
 from hotspan.keyring.keyring import Keyring
 
 logger = logging.getLogger(__name__)
@@ -231,9 +233,13 @@ class Admission:
 
     def admit(self, request: Request) -> RequestRecord:
         """What is to be known of a request. Blocks: for one pass over an adapter's files when it is first named."""
+        if not isinstance(request.kv_transfer_params, dict | None):
+            request.kv_transfer_params = None  # the engine would fail on it, too
+            LEFT_OUT.note("directives")
+            return self.left_out(request)
         directives = self._directives(request)
         if directives is None or self._has_unnamed_media(request):
-            return RequestRecord(request=request, keyer=None, groups=self.groups, may_store=False)
+            return self.left_out(request)
         directives = governed(directives, self._settings.retention)
         lora = request.lora_request
         adapter, now_s = None if lora is None else registered_name(lora.lora_name), self._clock.unix()
@@ -250,6 +256,10 @@ class Admission:
             tags_from=directives.tags_from // self._chunk_tokens,
             renews=directives.renew,
         )
+
+    def left_out(self, request: Request) -> RequestRecord:
+        """The record of a request of which nothing is cached."""
+        return RequestRecord(request=request, keyer=None, groups=self.groups, may_store=False)
 
     def keyer(self, tenant: str, lora: LoRARequest | None) -> ChunkKeyer | None:
         """Names for the chunks of a tenant and an adapter; None if nothing of them can be cached now."""
@@ -268,20 +278,27 @@ class Admission:
 
     def _has_unnamed_media(self, request: Request) -> bool:
         """Whether media came through another server than hotspan's, where a client's `uuid` is their identity."""
-        return bool(request.mm_features) and SERVER_DIRECTIVES not in (request.kv_transfer_params or {})
+        is_named = self._settings.is_served and SERVER_DIRECTIVES in (request.kv_transfer_params or {})
+        return bool(request.mm_features) and not is_named
 
     def _directives(self, request: Request) -> Directives | None:
-        """The server's directives for the request, or the request's own where there is no hotspan server."""
+        """The server's directives for the request, or the request's own where there is no hotspan server.
+
+        None for those that can't be told or trusted: what only hotspan's server may say, and it does not stand there.
+        """
         params = request.kv_transfer_params or {}
         given = params.get(SERVER_DIRECTIVES)
-        if given is not None:
-            return Directives.from_json(given)
-        if self._settings.is_strict:
-            return None
         try:
+            if given is not None:
+                if not self._settings.is_served:
+                    raise ValueError(f"only `hotspan serve` may send {SERVER_DIRECTIVES!r}")
+                return Directives.from_json(given)
+            if self._settings.is_strict:
+                return None
             return parse_directives({name: params[name] for name in CLIENT_DIRECTIVES if name in params})
-        except ValueError as error:
-            logger.warning("directives_refused request=%s: it is not cached: %s", request.request_id, error)
+        except (*MALFORMED, AttributeError) as error:
+            LEFT_OUT.note("directives")
+            logger.warning("directives_refused request=%s: it is not cached: %.200s", request.request_id, error)
             return None
 
 

@@ -19,6 +19,7 @@ from vllm.v1.kv_offload.base import (
 )
 
 from hotspan.core.errors import EngineError
+from hotspan.core.threads import start
 from hotspan.engine.copies import Copy, CopyQueue, Place, places
 from hotspan.engine.gaps import Gaps, tensor_places
 from hotspan.tiers.slab import SharedSlab
@@ -64,8 +65,7 @@ class HostWorker(OffloadingWorker):
         self._finished: list[TransferResult] = []
         self._wake = threading.Condition()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="hotspan-copy", daemon=True)
-        self._thread.start()
+        self._thread = start("copy", self._run)
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any, **_: Any) -> bool:
         return self._submit(Copy(job_id, True, list(places(src_spec, dst_spec, self._blocks_per_chunk))))

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import queue
 import threading
 from asyncio import AbstractEventLoop, Future
@@ -13,7 +14,10 @@ from itertools import count
 from typing import Any
 
 from hotspan.core.errors import FormatterError
+from hotspan.core.threads import start
 from hotspan.formatters.formatter import Context, Formatter, Phase, line_in
+
+logger = logging.getLogger(__name__)
 
 MAX_RUNNING = 8
 """Calls of one formatter at the same time, those that hang included; the next wait for their turn."""
@@ -46,7 +50,7 @@ class Threads:
                 self._free -= 1
             self._jobs.put(job)
         if is_short:
-            threading.Thread(target=self._work, name="hotspan-formatter", daemon=True).start()
+            start("formatter", self._work)
 
     def _work(self) -> None:
         while True:
@@ -58,7 +62,10 @@ class Threads:
                         continue  # a job is on its way to this thread
                     self._free -= 1
                 return
-            job()
+            try:
+                job()
+            except Exception:  # a mistake of ours: the caller runs into its time limit, the thread serves others
+                logger.exception("formatter_job_failed")
             del job  # and the payload that it holds
             with self._lock:
                 self._free += 1

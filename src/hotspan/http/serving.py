@@ -95,8 +95,10 @@ class DrainingServer(uvicorn.Server):
         self._draining = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
-        await self._requests.drained(max(self._drain_s - CUT_S, 0))
-        self.should_exit = True
+        try:
+            await self._requests.drained(max(self._drain_s - CUT_S, 0))
+        finally:
+            self.should_exit = True
 
 
 def bind(host: str, port: int, role: str = "") -> socket.socket:

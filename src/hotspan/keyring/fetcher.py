@@ -1,11 +1,15 @@
 """Fetches tenants' keys in the background: few at a time, each tried again only some seconds after it failed."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from hotspan.core.clock import Clock
 from hotspan.core.deadline import Deadline
+from hotspan.core.threads import start_worker
+
+logger = logging.getLogger(__name__)
 
 RETRY_S = 5.0
 _THREADS = 4
@@ -26,7 +30,7 @@ class Ticket:
 
 
 class Fetcher:
-    """Calls `fetch(ticket)` in threads of its own until it returns True; `fetch` must not raise."""
+    """Calls `fetch(ticket)` in threads of its own until it returns True. What `fetch` raises is a failure."""
 
     def __init__(self, fetch: Callable[[Ticket], bool], clock: Clock) -> None:
         self._fetch = fetch
@@ -35,12 +39,8 @@ class Fetcher:
         self._waiting: dict[str, Ticket] = {}
         self._closed = False
         # Now, because starting a thread waits for it to run, and `ask` may not wait.
-        self._threads = [
-            threading.Thread(target=self._run, name=f"hotspan-keyring-{index}", daemon=True)
-            for index in range(_THREADS)
-        ]
-        for thread in self._threads:
-            thread.start()
+        is_over = lambda: self._closed  # noqa: E731
+        self._threads = [start_worker(f"keyring-{index}", self._run, is_over=is_over) for index in range(_THREADS)]
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -98,7 +98,7 @@ class Fetcher:
 
     def _run(self) -> None:
         while (ticket := self._take()) is not None:
-            done = self._fetch(ticket)
+            done = self._fetched(ticket)
             with self._changed:
                 ticket.busy = False
                 if not done:
@@ -107,6 +107,13 @@ class Fetcher:
                 elif self._waiting.get(ticket.tenant) is ticket:
                     del self._waiting[ticket.tenant]
                 self._changed.notify_all()
+
+    def _fetched(self, ticket: Ticket) -> bool:
+        try:
+            return self._fetch(ticket)
+        except Exception:  # a mistake of ours is a failure like any other: it is tried again, and no thread is lost
+            logger.exception("keyring_fetch_failed")
+            return False
 
     def _take(self) -> Ticket | None:
         """The next ticket that is due; waits for it. None when closed."""

@@ -20,6 +20,7 @@ from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import ConfigError, HotspanError, KeyUnavailable
 from hotspan.core.frame import FrameSealing
 from hotspan.core.terms import tenant_label
+from hotspan.core.threads import start_worker
 from hotspan.keyring.fetcher import Fetcher, Ticket
 from hotspan.keyring.records import TenantRecord
 from hotspan.keyring.sealing import NonceCounter, Root, Sealing, frame_key, fresh_writer
@@ -90,8 +91,7 @@ class Keyring:
         self._next_log_s = float("-inf")
         self._closed = threading.Event()
         self._fetcher = Fetcher(self._fetch, self._clock)
-        self._refresher = threading.Thread(target=self._keep_fresh, name="hotspan-keyring-refresh", daemon=True)
-        self._refresher.start()
+        self._refresher = start_worker("keyring-refresh", self._keep_fresh, is_over=self._closed.is_set)
 
     def __repr__(self) -> str:
         return f"Keyring({self._store!r}, {self._wrapper.id!r}, tenants={len(self._held)})"

@@ -17,7 +17,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hotspan.core.errors import ConfigError, KeyUnavailable
-from hotspan.core.private import EXCLUSIVE, SHARED, close_to_others, lock, locked, open_lock, sync_directory, write_new
+from hotspan.core.private import (
+    EXCLUSIVE,
+    SHARED,
+    close_to_others,
+    let_go,
+    lock,
+    locked,
+    open_lock,
+    sync_directory,
+    write_new,
+)
 from hotspan.keyring.records import (
     StoreHeader,
     TenantRecord,
@@ -68,7 +78,7 @@ class KeyStore:
                 with self._writing():
                     self._sweep()
             except BaseException:
-                os.close(self._lock)
+                let_go(self._lock)
                 raise
         except OSError as error:
             raise _unusable(path, error) from error
@@ -85,7 +95,7 @@ class KeyStore:
     def close(self) -> None:
         """Let go of the store; again is harmless."""
         if self._lock >= 0:
-            os.close(self._lock)
+            let_go(self._lock)
             self._lock = -1
 
     def stamp(self, tenant: str) -> FileStamp | None:
@@ -232,7 +242,7 @@ def create_store(path: Path, header: StoreHeader) -> None:
             sync_directory(path)
             sync_directory(path.parent)
         finally:
-            os.close(lock)
+            let_go(lock)
     except OSError as error:
         raise _unusable(path, error) from error
 
@@ -268,7 +278,7 @@ def _lock(path: Path, exclusive: bool) -> int:
     if lock(fd, EXCLUSIVE if exclusive else SHARED):
         return fd
     owners = _lock_owners(fd)
-    os.close(fd)
+    let_go(fd)
     who = f"process(es) {', '.join(map(str, owners))}" if owners else "another process"
     what = "give --server URL, or stop it" if exclusive else "wait until `hotspan keys` is done there"
     raise ConfigError(f"the key store {path} is in use by {who}: {what}")

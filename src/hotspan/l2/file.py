@@ -23,6 +23,7 @@ from pathlib import Path
 
 from hotspan.core.buffers import parts_of
 from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.threads import start
 from hotspan.core.types import GIB
 from hotspan.l2.base import StoreUsage
 from hotspan.l2.blob_log import BlobLog
@@ -137,10 +138,7 @@ class FileBlobs:
             self._is_asked = True
             if not self._is_sweeping:
                 self._is_sweeping = True
-                self.sweeper = threading.Thread(
-                    target=self._sweep_while_asked, args=(is_full,), name="hotspan-l2-sweep", daemon=True
-                )
-                self.sweeper.start()
+                self.sweeper = start("l2-sweep", lambda: self._sweep_while_asked(is_full))
 
     def close(self) -> None:
         self.calls.close()

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.scopes import Backlog
 from hotspan.core.terms import Scope, Terms
+from hotspan.core.threads import start_worker
 from hotspan.core.types import ChunkKey
 from hotspan.l2.base import Found, LogPage, LogPosition, ObjectStore, SharedLog
 from hotspan.l2.log import VolatileLog
@@ -168,8 +169,7 @@ class LogFollower:
 
     def start(self, wait_s: float = 1.0) -> None:
         """Begin to read, on a thread of its own, until `close`; waits at most `wait_s` for the log's first answer."""
-        self._thread = threading.Thread(target=self._run, name="hotspan-l2-log", daemon=True)
-        self._thread.start()
+        self._thread = start_worker("l2-log", self._run, is_over=self._ending.is_set)
         self._answered.wait(wait_s)
 
     def poll(self) -> bool:

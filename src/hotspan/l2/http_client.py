@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from hotspan.core.buffers import parts_of
 from hotspan.core.deadline import Deadline
+from hotspan.core.threads import start
 from hotspan.core.version import __version__
 
 Buffer = bytes | memoryview
@@ -325,8 +326,7 @@ def _resolved(host: str, port: int, deadline: Deadline) -> list[Any]:
         except (OSError, UnicodeError) as error:
             found.append(ConnectionError(f"{host} has no address: {error}"))
 
-    thread = threading.Thread(target=resolve, name="hotspan-l2-resolve", daemon=True)
-    thread.start()
+    thread = start("l2-resolve", resolve)
     thread.join(deadline.left_s())
     if not found:
         raise TimeoutError(f"{host} was not resolved within the deadline")

@@ -21,6 +21,7 @@ from hotspan.core.buffers import placed
 from hotspan.core.clock import Clock
 from hotspan.core.deadline import Deadline
 from hotspan.core.shared_memory import SHARED_MEMORY
+from hotspan.core.threads import start_worker
 from hotspan.l2.http_client import Buffer, ConnectionPool, HttpResponse, Request
 from hotspan.l2.options import HyperpodOptions
 
@@ -187,8 +188,7 @@ class HyperpodDaemon:
         """Let go of leases, in the background: where that fails, their time runs out."""
         with self._starting:
             if self._releasing is None and not self._closed:
-                self._releasing = threading.Thread(target=self._release, name="hotspan-l2-release", daemon=True)
-                self._releasing.start()
+                self._releasing = start_worker("l2-release", self._release, is_over=lambda: self._closed)
         for lease in leases:
             if lease is not None:
                 self._releases.put(lease)

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from hotspan.core.buffers import parts_of
 from hotspan.core.private import sync_directory
+from hotspan.core.threads import start
 from hotspan.l2.tree import Tree, delete_in
 from hotspan.tiers.files import Buffer
 from hotspan.tiers.io import IO_BYTES, copy
@@ -134,8 +135,15 @@ class Calls:
                 raise TimeoutError(f"{self._name} hangs: {self._threads} calls wait for it")
             self._threads += 1
         waiting: queue.SimpleQueue[FileCall | None] = queue.SimpleQueue()
-        threading.Thread(target=self._serve, args=(waiting,), name="hotspan-l2-files", daemon=True).start()
+        start("l2-files", lambda: self._serve(waiting), failed=lambda error: self._lost(waiting))
         return waiting
+
+    def _lost(self, waiting: "queue.SimpleQueue[FileCall | None]") -> None:
+        """A thread ended before its time, for example without memory: its call is not answered, and others start."""
+        with self._lock:
+            self._threads -= 1
+            if waiting in self._idle:
+                self._idle.remove(waiting)
 
     def _serve(self, waiting: "queue.SimpleQueue[FileCall | None]") -> None:
         staging = memoryview(mmap.mmap(-1, IO_BYTES))  # closed with the last view of it

@@ -5,6 +5,7 @@ The file that is measured with has no name (O_TMPFILE, or unlinked at once): how
 
 import contextlib
 import errno
+import functools
 import mmap
 import os
 import tempfile
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from hotspan.core.threads import start
 from hotspan.core.types import GIB, MIB
 from hotspan.plan.memory import memory_of_files
 from hotspan.plan.mounts import Medium, medium_of, mount_of, read_mounts
@@ -214,7 +216,7 @@ class _Pass:
         self._places: Iterator[int] = iter(range(0, max_bytes, _IO_BYTES))
         self._buffers = [_buffer() for _ in range(_THREADS)]
         self._lock = threading.Lock()
-        self._errors: list[OSError] = []
+        self._errors: list[Exception] = []
         self._until_s = self._began_s = 0.0
         self._took_s = 0.0
         self.moved_bytes = 0
@@ -230,17 +232,14 @@ class _Pass:
         done = threading.Event()
 
         def all_of_it() -> None:
-            threads = [threading.Thread(target=self._work, args=(each,), daemon=True) for each in self._buffers]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
+            for thread in [start("probe-io", functools.partial(self._work, each)) for each in self._buffers]:
                 thread.join()
             with self._keeping():
                 if not self._errors:
                     finish()
             done.set()
 
-        threading.Thread(target=all_of_it, name="hotspan-probe", daemon=True).start()
+        start("probe", all_of_it)
         if not done.wait(_PASS_S + _PATIENCE_S):
             return False
         self._took_s = time.perf_counter() - self._began_s
@@ -265,7 +264,7 @@ class _Pass:
         """An error of a thread, kept for who waits for it."""
         try:
             yield
-        except OSError as error:
+        except Exception as error:
             self._errors.append(error)
 
 

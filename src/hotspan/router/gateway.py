@@ -18,6 +18,7 @@ import orjson
 from hotspan.config.kv_events import CurveKeys
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import ConfigError
+from hotspan.core.threads import go_on
 from hotspan.http.bodies import Bodies, HeldBody
 from hotspan.http.connections import HttpLimits
 from hotspan.http.dashboard import HTML, dashboard
@@ -156,10 +157,10 @@ class Gateway:
         """Check the replicas once; inside, follow their health, KV events and metrics."""
         await asyncio.gather(*(each.check(self._upstream) for each in self.health.values()))
         work = [
-            *(each.run(self._upstream) for each in self.health.values()),
-            *(feed.run() for feed in self.feeds.values()),
-            follow_metrics(self.fleet, self._upstream),
-            self.shadows.run(),
+            *(go_on("health", functools.partial(each.run, self._upstream)) for each in self.health.values()),
+            *(go_on("events", feed.run) for feed in self.feeds.values()),
+            go_on("metrics", functools.partial(follow_metrics, self.fleet, self._upstream)),
+            go_on("shadows", self.shadows.run),
         ]
         tasks = [asyncio.create_task(each) for each in work]
         try:

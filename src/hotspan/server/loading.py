@@ -11,6 +11,7 @@ import psutil
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
+from hotspan.core.threads import start
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import Exchange
 
@@ -37,8 +38,8 @@ def answering_while_loading(listener: socket.socket, tls: Mapping[str, Any] | No
     quiet: dict[str, Any] = {"lifespan": "off", "ws": "none", "log_config": None, "access_log": False}
     server = uvicorn.Server(uvicorn.Config(loading, timeout_keep_alive=1, **quiet, **(tls or {})))
     # Another descriptor of the same socket: uvicorn closes it at its end, and connections that wait stay in its queue.
-    thread = threading.Thread(target=server.run, args=([listener.dup()],), name="hotspan-loading", daemon=True)
-    thread.start()
+    mine = listener.dup()
+    thread = start("loading", lambda: server.run([mine]))
     try:
         yield
     finally:
@@ -65,8 +66,7 @@ def loading_within(seconds: float, error_file: Path) -> Iterator[None]:
             for process in psutil.Process().children():
                 process.terminate()
 
-    thread = threading.Thread(target=watch, name="hotspan-loading-limit", daemon=True)
-    thread.start()
+    thread = start("loading-limit", watch)
     try:
         yield
     finally:

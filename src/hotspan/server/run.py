@@ -24,6 +24,7 @@ from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import DiskSettings
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError, EngineError, HotspanError
+from hotspan.core.threads import go_on
 from hotspan.core.types import GIB
 from hotspan.formatters import Formatters, load_formatters
 from hotspan.http.connections import HttpLimits, raise_file_limit
@@ -200,7 +201,7 @@ async def _answer(
     app = with_cors(entrance.gate(front), vars(arguments))
     config = _uvicorn(app, arguments, options.limits)
     server = DrainingServer(config, front.admission, arguments.shutdown_timeout, ready)
-    watch = asyncio.create_task(_watch(server, engine))
+    watch = asyncio.create_task(go_on("watch", lambda: _watch(server, engine)))
     try:
         await server.serve(sockets=entrance.listeners)
     finally:

@@ -8,6 +8,7 @@ stored of it.
 
 import asyncio
 import json
+import logging
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,8 @@ from hotspan.server.admission import Admission
 from hotspan.server.announce import owner_of
 from hotspan.server.exchange import OwnRoute
 from hotspan.server.principal import Principal, asking, current_principal
+
+logger = logging.getLogger(__name__)
 
 MAX_TEXTS = 1000
 MAX_JOBS = 16
@@ -226,6 +229,9 @@ class Warming:
             raise
         except ConfigError as error:
             job.state, job.reason = State.FAILED, str(error)
+        except Exception as error:  # the task's boundary: who asks for the job is told that it ended
+            logger.exception("warming_failed")
+            job.state, job.reason = State.FAILED, f"an error of the server's: {type(error).__name__}"
         finally:
             job.ended_s = self._clock.monotonic()
             job.texts, job.chars = [], 0

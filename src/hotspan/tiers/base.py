@@ -82,6 +82,7 @@ class TierUsage:
 
     is_up: False while it is given up and takes no part. pinned_chunks: what pins have kept from being evicted.
     counts_evictions: False if its medium evicts by itself, or never does.
+    bad_slots: that were set aside (tiers/places.py), and `bad_bytes` of them; the capacity is without them.
     """
 
     chunks: int
@@ -92,6 +93,8 @@ class TierUsage:
     is_up: bool = True
     pinned_chunks: int = 0
     counts_evictions: bool = True
+    bad_slots: int = 0
+    bad_bytes: int = 0
 
 
 class FrameKeys(Protocol):

@@ -4,7 +4,7 @@ import mmap
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,11 +19,12 @@ from hotspan.tiers.directory import TIER, OpenDirectory, open_directory
 from hotspan.tiers.files import Files
 from hotspan.tiers.io import FrameFile, staging_bytes
 from hotspan.tiers.owned import explained
-from hotspan.tiers.record import Record
+from hotspan.tiers.places import PlaceTests
+from hotspan.tiers.record import Flaw, Record
 from hotspan.tiers.table import DiskTable, read_geometry
 
-Quarantine = Callable[[int, ChunkKey], None]
-"""Told of a slot whose frame is not what its record says."""
+Quarantine = Callable[[int, ChunkKey, Mapping[int, Flaw]], None]
+"""Told of the first slot of a chunk whose frame is not what its record says, and which of its slots can't be read."""
 
 
 class Stay(Protocol):
@@ -44,7 +45,9 @@ class CheckReport:
     """What a check found, in chunks.
 
     whole:   every byte is as it was stored. expired: its time is over. locked: its key is not to be had here.
-    corrupt: by fault; these were quarantined. unreadable: the disk failed.
+    corrupt: by fault; these were quarantined. unreadable: the disk failed; if it did again while it works elsewhere,
+             the chunk is forgotten.
+    bad_slots: that are set aside, those of this check included.
     """
 
     chunks: int = 0
@@ -52,6 +55,7 @@ class CheckReport:
     expired: int = 0
     locked: int = 0
     unreadable: int = 0
+    bad_slots: int = 0
     corrupt: Counter[str] = field(default_factory=Counter)
     bytes: int = 0
     seconds: float = 0.0
@@ -83,6 +87,8 @@ class FrameCheck:
         self._quarantine = quarantine
         self._clock = clock or SystemClock()
         self._frames = FrameFile(directory.files, directory.slab_fd, directory.geometry.slot_bytes)
+        self._tests = PlaceTests(directory, self._clock)
+        self._bad: set[int] = set()
 
     def run(self, progress: Progress | None = None) -> dict[str, Any]:
         """The report, as JSON types. Blocks: for one read of all that is stored."""
@@ -101,6 +107,7 @@ class FrameCheck:
                 self._look(slot, scratch, payload, report)
                 if progress is not None:
                     progress.advance()
+        report.bad_slots = len(self._bad | self._directory.table.aside().keys())
         report.seconds = time.monotonic() - started
         return report.to_json()
 
@@ -119,6 +126,9 @@ class FrameCheck:
                 fault = self._read(stay.slots, record, scratch, into, now_s)
         except OSError:
             report.unreadable += 1
+            if flaws := self._tests.test(stay.slots, keeps=True).flaws:
+                self._bad |= flaws.keys()
+                self._quarantine(slot, record.key, flaws)
             return
         if self._stored(slot, record.key) is not stay:
             report.chunks -= 1  # the slot was given to another chunk while it was read
@@ -131,7 +141,7 @@ class FrameCheck:
             report.locked += 1
         else:
             report.corrupt[fault.value] += 1
-            self._quarantine(slot, record.key)
+            self._quarantine(slot, record.key, {})
 
     def _read(
         self, slots: Sequence[int], record: Record, scratch: memoryview, into: memoryview, now_s: float
@@ -173,9 +183,10 @@ def _check_offline(path: Path, keys: FrameKeys | None) -> dict[str, Any]:
     if geometry is None:
         raise DirectoryError(f"{path} was made by another version of hotspan or is damaged: a server begins it anew")
     directory = open_directory(path, geometry.slot_bytes, geometry.slab_bytes, is_new=False, step_bytes=0)
-    chunks = _whole_chunks(directory.table)
+    chunks, quarantined = _whole_chunks(directory.table), dict[int, Flaw]()
 
-    def quarantine(slot: int, key: ChunkKey) -> None:
+    def quarantine(slot: int, key: ChunkKey, flaws: Mapping[int, Flaw]) -> None:
+        quarantined.update(flaws)
         directory.table.free([slot])
         directory.table.write(slot)
 
@@ -184,6 +195,8 @@ def _check_offline(path: Path, keys: FrameKeys | None) -> dict[str, Any]:
             largest = max((len(chunk.slots) for chunk in chunks.values()), default=1) * geometry.slot_bytes
             check = FrameCheck(directory, keys, lambda slot, key: chunks.get(slot), quarantine, largest)
             report = check.run(progress)
+        directory.table.set_aside(quarantined)
+        directory.table.write_all(quarantined)
         directory.table.sync()
     finally:
         directory.close()

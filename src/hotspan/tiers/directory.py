@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 MAX_SPLIT = 64
 """Slots of a chunk in a directory that was made for smaller chunks: more would be too many I/Os for each."""
 
+_REPLICA = "replica-"
+"""What the names of data-parallel replicas' directories begin with."""
+
 POSITION_FILE = "l2-log"
 """How far a replica has applied the log of an L2 (l2/position.py)."""
 
@@ -55,7 +58,7 @@ class DirectoryLayout:
     @property
     def files(self) -> tuple[str, ...]:
         """All names that may be there."""
-        return ("lock", "slab", "lost+found", self.table, *self.others)
+        return ("lock", "slab", "lost+found", self.table, f"{self.table}.new", *self.others)
 
 
 TIER = DirectoryLayout("the disk tier", "table", ("log", "log.new", POSITION_FILE, POSITION_FILE + ".new"), True)
@@ -120,7 +123,8 @@ def open_directory(
         whose = layout.whose
         if not is_new and not (path / layout.table).exists():
             raise DirectoryError(f"{whose}'s directory {path} is gone: mount it again")
-        make_directory(path, layout.files, whose, known_by=layout.table)
+        own = (*layout.files, *(each.name for each in replicas(path))) if layout.has_log else layout.files
+        make_directory(path, own, whose, known_by=layout.table)
         fds.append(lock_directory(files, path, whose))
         table_fd = open_file(files, path / layout.table)
         fds.append(table_fd)
@@ -130,13 +134,13 @@ def open_directory(
             reserve_slab(files, path, geometry.slab_bytes, whose, besides=geometry.table_bytes)
         elif step_bytes:
             _check_new(path, geometry.slab_bytes + geometry.table_bytes, reserve_bytes)
-        table = DiskTable(files, table_fd, geometry)
+        table = DiskTable(files, table_fd, geometry, path / layout.table)
         table.format()
         table.read()
         generation = 0
         if layout.has_log:
             log = GenerationLog(files, path / "log")
-            generation = _settle(path, table, log)
+            generation = _settle(path, table, log, moves=not is_new)
         slab_fd, direct = open_slab(files, path, allow_direct=allow_direct)
         fds.append(slab_fd)
         space = SlabSpace(files, slab_fd, geometry.slot_bytes, reserve_bytes)
@@ -155,8 +159,11 @@ def open_directory(
         raise
 
 
-def _settle(path: Path, table: DiskTable, log: GenerationLog) -> int:
-    """Take out of the table what the log says was invalidated, and begin the log anew; returns the generation."""
+def _settle(path: Path, table: DiskTable, log: GenerationLog, *, moves: bool) -> int:
+    """Take out of the table what the log says was invalidated, and begin the log anew; returns the generation.
+
+    moves: also a log without entries, to another place of the disk: it may be its place that made the tier fail.
+    """
     said = log.read()
     newest = table.newest_generation()
     if not said.is_whole or newest > said.generation:
@@ -166,7 +173,7 @@ def _settle(path: Path, table: DiskTable, log: GenerationLog) -> int:
         generation = max(newest, said.generation) + 1
     else:
         generation = said.generation
-        if not said.entries:
+        if not said.entries and not moves:
             return generation
         slots = table.deleted(said.entries)
         table.free(slots)
@@ -217,23 +224,55 @@ def _check_new(path: Path, need: int, reserve_bytes: int) -> None:
 
     One that is there already is opened all the same, and becomes as large as it can.
     """
-    slab = path / "slab"
-    if not slab.exists() or not os.stat(slab).st_blocks:
+    if not _has_space(path):
         check_space(path, need, TIER.whose, reserve_bytes)
 
 
+def _has_space(path: Path) -> bool:
+    slab = path / "slab"
+    return slab.exists() and os.stat(slab).st_blocks > 0
+
+
+def replica_directory(path: Path, number: int | None) -> Path:
+    """The directory of one of several replicas whose disk tier is in `path`; number: None for an engine on its own.
+
+    The first of several and the only one go on with what the other left, so that a server is warm after its number of
+    replicas changed. What a replica left that is there no more waits for it, or for `hotspan cache remove`.
+    """
+    inner = path / f"{_REPLICA}{number or 0}"
+    if number:
+        return inner
+    has_own, has_inner = ((each / TIER.table).exists() for each in (path, inner))
+    if has_own != has_inner:
+        return path if has_own else inner
+    return path if number is None else inner
+
+
+def replicas(path: Path) -> list[Path]:
+    """The directories of replicas in a disk tier's directory."""
+    if not path.is_dir():
+        return []
+    found = (each for each in path.iterdir() if each.name.startswith(_REPLICA) and not each.is_symlink())
+    return sorted(each for each in found if each.name.removeprefix(_REPLICA).isdecimal() and each.is_dir())
+
+
 def check_directory(path: Path, disk_bytes: int, reserve_bytes: int = 0) -> None:
-    """Raise DirectoryError if `path` could not be opened with `disk_bytes`, as far as can be told without a model."""
+    """Raise DirectoryError if `path` could not be opened with `disk_bytes`, as far as can be told without a model.
+
+    Several replicas may be about to use it, or have used it.
+    """
+    files, locks = Files(), list[int]()
     try:
-        make_directory(path, TIER.files, TIER.whose, known_by=TIER.table)
-        files = Files()
-        lock = lock_directory(files, path, TIER.whose)
-        try:
+        inner = replicas(path)
+        make_directory(path, (*TIER.files, *(each.name for each in inner)), TIER.whose, known_by=TIER.table)
+        locks.extend(lock_directory(files, each, TIER.whose) for each in (path, *inner))
+        if not any(map(_has_space, inner)):
             _check_new(path, disk_bytes, reserve_bytes)
-        finally:
-            files.close(lock)
     except OSError as error:
         raise explained(path, error, TIER.whose) from error
+    finally:
+        for lock in locks:
+            files.close(lock)
 
 
 def remove_directory(path: Path) -> int:
@@ -264,6 +303,9 @@ def remove_directory(path: Path) -> int:
                 own.unlink()
             if tier != path:
                 tier.rmdir()
+        if {each.name for each in path.iterdir()} == {"lock"}:  # of the check before replicas start
+            locks.append(lock_directory(files, path, TIER.whose))
+            (path / "lock").unlink()
         if not any(path.iterdir()):
             path.rmdir()
         return freed

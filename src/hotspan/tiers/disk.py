@@ -3,7 +3,7 @@
 import logging
 import secrets
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hotspan.core.clock import Clock
@@ -15,7 +15,7 @@ from hotspan.tiers.check import FrameCheck
 from hotspan.tiers.disk_slab import DiskOptions, DiskSlab, Entry
 from hotspan.tiers.log import Invalidation
 from hotspan.tiers.pins import Kept
-from hotspan.tiers.record import Record
+from hotspan.tiers.record import Flaw, Record
 
 __all__ = ["DiskOptions", "DiskTier"]
 
@@ -64,7 +64,7 @@ class DiskTier(DiskSlab):
         self._log = self.directory.log
         self._generation = self.directory.generation
         self._refused: OrderedDict[ChunkKey, None] = OrderedDict()
-        self._suspects: deque[tuple[int, ChunkKey]] = deque()
+        self._suspects: deque[tuple[int, ChunkKey, Mapping[int, Flaw]]] = deque()
         self._early: set[ChunkKey] = set()  # joined before an invalidation was logged: to be stamped after
         self.adopt()
         self._purge()
@@ -126,8 +126,9 @@ class DiskTier(DiskSlab):
     def finished(self) -> list[Transfer]:
         transfers = super().finished()
         while self._suspects:
-            slot, key = self._suspects.popleft()
+            slot, key, flaws = self._suspects.popleft()
             if (entry := self._entries.get(key)) is not None and entry.slot == slot:
+                self._note_flaws(entry, flaws)
                 self._delete(entry)
                 self.losses.quarantined += 1
         if self._early and not self._commits:
@@ -180,7 +181,7 @@ class DiskTier(DiskSlab):
             self.directory,
             self._keys,
             self._stored,
-            lambda slot, key: self._suspects.append((slot, key)),
+            lambda slot, key, flaws: self._suspects.append((slot, key, flaws)),
             self._payload_bytes,
             self._clock,
         )

@@ -6,6 +6,7 @@ Errors are logged as text: the exception holds on to the buffers of its transfer
 import logging
 import mmap
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -94,6 +95,9 @@ class FrameJobs:
         except OSError as error:
             fault = Fault.FULL if error.errno in NO_SPACE else Fault.IO
             logger.warning("disk_store_failed slot=%d error=%s", slots[0], str(error))
+        except Exception:  # not the disk's fault, but ours or that of too little memory
+            fault = Fault.DROPPED
+            logger.error("disk_store_failed slot=%d error=%s", slots[0], traceback.format_exc())
         return Ended(fault, self._clock.monotonic() - started_s, packing)
 
     def load(self, slots: Sequence[int], record: Record, scratch: memoryview, parts: Sequence[memoryview]) -> Ended:
@@ -108,6 +112,9 @@ class FrameJobs:
         except OSError as error:
             fault = Fault.IO
             logger.warning("disk_load_failed slot=%d error=%s", slots[0], str(error))
+        except Exception:
+            fault = Fault.DROPPED
+            logger.error("disk_load_failed slot=%d error=%s", slots[0], traceback.format_exc())
         else:
             if wrong is not None:
                 fault = Fault.GONE if wrong in _GONE else Fault.CORRUPT

@@ -7,8 +7,9 @@ too fragmented for a chunk. The slots of one chunk have the same record, but for
 import logging
 import threading
 import time
+import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +29,8 @@ from hotspan.tiers.files import Files
 from hotspan.tiers.io import FrameFile, IoQueue, IoThreads, staging_bytes
 from hotspan.tiers.pace import Pace
 from hotspan.tiers.pins import Pins
-from hotspan.tiers.record import MAX_PARTS, Record
+from hotspan.tiers.places import PlaceTests, Verdict, is_suspect
+from hotspan.tiers.record import MAX_PARTS, Flaw, Record
 from hotspan.tiers.room import SlotRoom
 from hotspan.tiers.shares import Shares
 
@@ -80,9 +82,11 @@ class DiskOptions:
 
 
 class Entry(Struct, eq=False, gc=False):
-    """A chunk on disk. Not readable while `writing`; its slots are not reused while `readers`.
+    """A chunk on disk. Not readable while `writing` or `doubtful`; its slots are not reused while `readers`.
 
     slot, more: the first, and the others in order.
+    doubtful:   a read failed, and a test of its slots is to tell whether they or the disk did. Tests are readers, too.
+    flaws:      of its slots that failed their test.
     """
 
     slot: int
@@ -93,7 +97,9 @@ class Entry(Struct, eq=False, gc=False):
     joined: bool = False  # its terms changed meanwhile
     readers: int = 0
     deleted: bool = False
+    doubtful: bool = False
     more: Sequence[int] = ()
+    flaws: dict[int, Flaw] | None = None
 
     @property
     def slots(self) -> Sequence[int]:
@@ -109,12 +115,14 @@ Told = Callable[[Transfer], None]
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """What an I/O thread reports: a transfer of `entry`, or (entry None) that the records of slots are free on disk."""
+    """What an I/O thread reports: a transfer of `entry`, the test of its slots, or (entry None) that the records of
+    slots are free on disk."""
 
     slots: Sequence[int]
     entry: Entry | None = None
     transfer: Transfer | None = None
     told: Told | None = None
+    verdict: Verdict | None = None
 
 
 class DiskSlab:
@@ -166,6 +174,7 @@ class DiskSlab:
         self._table = self.directory.table
         frames = FrameFile(options.files, self.directory.slab_fd, self.slot_bytes, options.pace)
         self._jobs = FrameJobs(frames, options.keys, self._clock, options.pace, options.packer)
+        self._tests = PlaceTests(self.directory, self._clock)
         self._entries: dict[ChunkKey, Entry] = {}
         self._lru = LeafArc(self.directory.geometry.slots, options.shares)
         self._storing = 0
@@ -182,7 +191,8 @@ class DiskSlab:
         self.chunk_slots = self.directory.geometry.slots_for(chunk_bytes)
         step = max((options.step_bytes or 0) // self.slot_bytes, self.chunk_slots)
         of = (self.directory.space, self._room_queue, self.directory.geometry.slots)
-        self._room = SlotRoom(*of, self.directory.free, self.directory.bare, step, self._land, self.chunk_slots)
+        lists, aside = (self.directory.free, self.directory.bare), len(self._table.aside())
+        self._room = SlotRoom(*of, *lists, step, self._land, self.chunk_slots, aside)
         self.is_closed = False
 
     def adopt(self) -> None:
@@ -276,6 +286,9 @@ class DiskSlab:
         transfers: list[Transfer] = []
         while self._done:
             done = self._done.popleft()
+            if done.entry is not None and done.verdict is not None:
+                self._judge(done.entry, done.verdict)
+                continue
             if done.entry is None or done.transfer is None:
                 for slot in done.slots:
                     self._room.give(slot)
@@ -316,8 +329,9 @@ class DiskSlab:
 
     def usage(self) -> TierUsage:
         """How full it is, in slots."""
-        used, capacity = self._room.used, self._room.capacity
-        return TierUsage(used, capacity, used * self.slot_bytes, capacity * self.slot_bytes, self._lru.tenants())
+        used, capacity, bad = self._room.used, self._room.capacity, self._room.aside
+        sizes = (used * self.slot_bytes, capacity * self.slot_bytes)
+        return TierUsage(*(used, capacity, *sizes, self._lru.tenants()), bad_slots=bad, bad_bytes=bad * self.slot_bytes)
 
     def give_up(self) -> None:
         """Begin no transfer that has not begun, and report it as dropped. The log goes on: receipts wait for it."""
@@ -349,7 +363,10 @@ class DiskSlab:
             raise AssertionError("called with a transfer in flight")
         self.check_books()
         slots = [slot for entry in self._entries.values() for slot in entry.slots]
-        if sorted(slots + self._room.spare()) != list(range(self.directory.geometry.slots)):
+        aside = self._table.aside()
+        if len(aside) != self._room.aside:
+            raise AssertionError("the table says other slots are set aside")
+        if sorted([*slots, *self._room.spare(), *aside]) != list(range(self.directory.geometry.slots)):
             raise AssertionError("a slot is lost or has two owners")
         if sorted(slots) != self._table.slots():
             raise AssertionError("the table says other slots are in use")
@@ -405,7 +422,7 @@ class DiskSlab:
     def _readable(self, key: ChunkKey) -> Entry | None:
         """The entry of a chunk that can be loaded now."""
         entry = self._entries.get(key)
-        if entry is None or entry.writing or not entry.is_own:
+        if entry is None or entry.writing or entry.doubtful or not entry.is_own:
             return None
         if entry.expires_s and self._clock.unix() >= entry.expires_s:
             return None
@@ -468,8 +485,10 @@ class DiskSlab:
 
     def _settle(self, entry: Entry, transfer: Transfer) -> None:
         """Bring the books in line with a transfer that ended."""
+        entry.readers += is_suspect(transfer)  # the test's, until its verdict
         if transfer.is_load:
             entry.readers -= 1
+            entry.doubtful |= transfer.fault is Fault.IO
             if transfer.fault is Fault.CORRUPT and not entry.deleted:
                 self._delete(entry)
                 return
@@ -485,8 +504,37 @@ class DiskSlab:
                 self._shrink(entry, transfer.packing.stored_bytes)
             elif entry.joined and not entry.deleted:
                 self._submit_record(entry)
-        if entry.deleted and not entry.readers and not entry.writing:
-            self._free_records(entry.slots)
+        if entry.deleted:
+            self._let_go(entry)
+
+    def _judge(self, entry: Entry, verdict: Verdict) -> None:
+        """The slots of a chunk were tested: one that could not be read is forgotten, unless the whole disk fails."""
+        entry.readers -= 1
+        is_lost = bool(verdict.flaws) or (entry.doubtful and verdict.is_place)
+        entry.doubtful = False
+        self._note_flaws(entry, verdict.flaws)
+        if is_lost and not entry.deleted:
+            self._delete(entry)
+        elif entry.deleted:
+            self._let_go(entry)
+
+    def _note_flaws(self, entry: Entry, flaws: Mapping[int, Flaw]) -> None:
+        """These slots are set aside when the chunk lets them go."""
+        entry.flaws = {**(entry.flaws or {}), **{slot: flaws[slot] for slot in entry.slots if slot in flaws}}
+
+    def _let_go(self, entry: Entry) -> None:
+        """Free the slots of a chunk that is gone once no transfer uses them, but for those that are bad."""
+        if entry.readers or entry.writing:
+            return
+        if bad := entry.flaws:
+            self._table.set_aside(bad)
+            self._room.set_aside(len(bad))
+            path, all_of = self.directory.path, self._room.aside
+            for slot, flaw in bad.items():
+                logger.warning("disk_slot_set_aside path=%s slot=%d flaw=%s", path, slot, flaw.name.lower())
+            logger.warning("disk_slots_bad path=%s slots=%d of=%d", path, all_of, self.directory.geometry.slots)
+            self._queue.submit(lambda scratch: self._write_records([*bad]), lambda: None, urgent=False)
+        self._free_records([slot for slot in entry.slots if not bad or slot not in bad])
 
     def _shrink(self, entry: Entry, stored_bytes: int) -> None:
         """A chunk was stored compressed: its record says so now, and the slots that it does not need are free again."""
@@ -510,8 +558,7 @@ class DiskSlab:
         self._table.free(entry.slots)
         del self._entries[entry.key]
         self._lru.remove(entry.key)
-        if not entry.readers and not entry.writing:
-            self._free_records(entry.slots)
+        self._let_go(entry)
         self._gone(entry.key)
 
     def _free_records(self, slots: Sequence[int]) -> None:
@@ -531,14 +578,16 @@ class DiskSlab:
         slots = entry.slots
         fault, seconds, packing = self._jobs.store(slots, record, scratch, parts, lambda: self._table.write_all(slots))
         now_s = self._clock.monotonic()
-        self._end(entry, Transfer(entry.key, False, fault, record.payload_bytes, seconds, packing, now_s), told)
+        transfer = Transfer(entry.key, False, fault, record.payload_bytes, seconds, packing, now_s)
+        self._end(entry, slots, transfer, told)
 
     def _load(
         self, entry: Entry, record: Record, scratch: memoryview, parts: Sequence[memoryview], told: Told | None
     ) -> None:
-        fault, seconds, packing = self._jobs.load(entry.slots, record, scratch, parts)
+        slots = entry.slots
+        fault, seconds, packing = self._jobs.load(slots, record, scratch, parts)
         now_s = self._clock.monotonic()
-        self._end(entry, Transfer(entry.key, True, fault, record.chunk_bytes, seconds, packing, now_s), told)
+        self._end(entry, slots, Transfer(entry.key, True, fault, record.chunk_bytes, seconds, packing, now_s), told)
 
     def _free_slots(self, slots: Sequence[int]) -> None:
         self._write_records(slots)
@@ -549,7 +598,7 @@ class DiskSlab:
         self._land()
 
     def _drop(self, entry: Entry, is_load: bool, told: Told | None) -> None:
-        self._end(entry, Transfer(entry.key, is_load, Fault.DROPPED, 0, 0.0), told)
+        self._end(entry, (), Transfer(entry.key, is_load, Fault.DROPPED, 0, 0.0), told)
 
     def _write_records(self, slots: Iterable[int]) -> None:
         try:
@@ -573,10 +622,22 @@ class DiskSlab:
     def _flushed(self) -> None:
         self._flushing = False
 
-    def _end(self, entry: Entry, transfer: Transfer, told: Told | None) -> None:
-        self._done.append(_Done(entry.slots, entry, transfer, told))
+    def _end(self, entry: Entry, slots: Sequence[int], transfer: Transfer, told: Told | None) -> None:
+        """Report a transfer; and then, since a request may wait for that, test its slots if they are suspect."""
+        self._done.append(_Done(slots, entry, transfer, told))
         self._land()
+        if is_suspect(transfer):
+            try:
+                verdict = self._tests.after(transfer, slots)
+            except Exception:  # such as too little memory: the slots are held until there is a verdict
+                logger.error("disk_slots_not_tested error=%s", traceback.format_exc())
+                verdict = Verdict(False, {})
+            self._done.append(_Done(slots, entry, verdict=verdict))
+            self._land()
 
     def _land(self) -> None:
         self._landed.set()
-        self._landed_call()
+        try:
+            self._landed_call()
+        except Exception as error:  # its owner is ending: what landed is found at the next look
+            logger.warning("disk_not_told error=%s", repr(error))

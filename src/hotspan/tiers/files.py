@@ -11,9 +11,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from hotspan.core.private import lock, sync_directory
+from hotspan.core.private import let_go, lock, sync_directory
+from hotspan.core.types import PAGE_BYTES
 
 Buffer = bytes | bytearray | memoryview
+
+_MAX_BAD_PAGES = 64
+"""Of one file: with more, it is the disk that fails."""
 
 _PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE (linux/falloc.h); Python has no fallocate
 
@@ -26,7 +30,7 @@ class Files:
         return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
 
     def close(self, fd: int) -> None:
-        os.close(fd)
+        let_go(fd)
 
     def pread(self, fd: int, size: int, at: int) -> bytes:
         return os.pread(fd, size, at)
@@ -70,6 +74,11 @@ class Files:
     def stat(self, fd: int) -> os.stat_result:
         return os.fstat(fd)
 
+    def redirect(self, fd: int, to: int) -> None:
+        """Let a descriptor lead to the file of another, which is closed."""
+        os.dup2(to, fd, inheritable=False)
+        self.close(to)
+
     def replace(self, source: Path, target: Path) -> None:
         """Rename over `target`, durably."""
         os.replace(source, target)
@@ -84,6 +93,26 @@ def whole(moved: int, wanted: int) -> None:
     """Raise OSError unless a transfer moved all it should."""
     if moved != wanted:
         raise OSError(errno.EIO, f"short transfer: {moved} of {wanted} bytes")
+
+
+def read_sound(files: Files, fd: int, at: int, size: int) -> bytes:
+    """The same; pages that can't be read, also the second time, are zeros. Raises: OSError if too many can't."""
+    try:
+        return read_all(files, fd, at, size)
+    except OSError:
+        parts: list[bytes] = []
+        lost = 0
+        for start in range(at, at + size, PAGE_BYTES):
+            try:
+                parts.append(read_all(files, fd, start, min(PAGE_BYTES, at + size - start)))
+            except OSError:
+                lost += 1
+                if lost > _MAX_BAD_PAGES:
+                    raise
+                parts.append(bytes(min(PAGE_BYTES, at + size - start)))
+        if lost == len(parts) > 0:
+            raise
+        return b"".join(parts)
 
 
 def read_all(files: Files, fd: int, at: int, size: int) -> bytes:

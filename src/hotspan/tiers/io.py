@@ -1,8 +1,10 @@
 """Frames between memory and a file, whole, in I/Os of about 4 MiB; and the threads that move them, loads first."""
 
+import logging
 import mmap
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
@@ -29,9 +31,12 @@ from hotspan.core.frame import (
     verify_header,
     verify_part,
 )
+from hotspan.core.threads import start_worker
 from hotspan.core.types import MIB, PAGE_BYTES, round_up
 from hotspan.tiers.files import Buffer, Files, whole
 from hotspan.tiers.pace import Pace
+
+logger = logging.getLogger(__name__)
 
 IO_BYTES = 4 * MIB
 
@@ -217,10 +222,22 @@ def _part_bytes(payload_bytes: int) -> int:
 
 
 Job = Callable[[memoryview], None]
-"""Work for an I/O thread, given its page-aligned scratch memory. Must not raise."""
+"""Work for an I/O thread, given its page-aligned scratch memory. It reports how it ended, or raises before it does."""
 
 Dropped = Callable[[], None]
-"""What to do instead, if a job is never begun. Must not raise."""
+"""What to do instead, if a job is never begun; or besides, if it raised, which is a mistake of ours."""
+
+
+def _do(job: Job, dropped: Dropped, scratch: memoryview) -> None:
+    """Do a job. Whatever it raises, who waits for it is told, and the thread lives."""
+    try:
+        job(scratch)
+    except Exception:  # as text: the exception holds on to the buffers of its transfer, and a handler to it
+        logger.error("io_job_failed error=%s", traceback.format_exc())
+        try:
+            dropped()
+        except Exception:
+            logger.error("io_job_not_reported error=%s", traceback.format_exc())
 
 
 class IoQueue(Protocol):
@@ -258,11 +275,8 @@ class IoThreads:
         self._idle = threading.Condition(lock)
         self._busy = 0
         self._closing = False
-        self._threads = [
-            threading.Thread(target=self._run, name=f"hotspan-{name}-{n}", daemon=True) for n in range(threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        is_over = lambda: self._closing  # noqa: E731
+        self._threads = [start_worker(f"{name}-{n}", self._run, is_over=is_over) for n in range(threads)]
 
     def submit(self, job: Job, dropped: Dropped, *, urgent: bool) -> None:
         with self._wake:
@@ -305,21 +319,21 @@ class IoThreads:
     def _run(self) -> None:
         with mmap.mmap(-1, self._scratch_bytes) as pages:
             scratch = memoryview(pages)
-            while (job := self._next()) is not None:
-                job(scratch)
-                del job  # it holds the buffers of its transfer
+            while (taken := self._next()) is not None:
+                _do(*taken, scratch)
+                del taken  # it holds the buffers of its transfer
                 with self._idle:
                     self._busy -= 1
                     if not (self._busy or self._urgent or self._background):
                         self._idle.notify_all()
             scratch.release()
 
-    def _next(self) -> Job | None:
+    def _next(self) -> tuple[Job, Dropped] | None:
         with self._wake:
             while True:
                 if self._urgent or self._background:
                     self._busy += 1
-                    return (self._urgent or self._background).popleft()[0]
+                    return (self._urgent or self._background).popleft()
                 if self._closing:
                     return None
                 self._wake.wait()

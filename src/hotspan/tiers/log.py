@@ -24,7 +24,7 @@ import xxhash
 from hotspan.core.errors import MALFORMED
 from hotspan.core.scopes import scopes_from_json, scopes_to_json
 from hotspan.core.terms import Scope
-from hotspan.tiers.files import Files, read_all, whole
+from hotspan.tiers.files import Files, read_sound, whole
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,12 @@ class LogFile:
         drops_torn: cut off a last object that a power loss left incomplete: `add` did not return for it. The first
                     object is never torn, since `rewrite` wrote it.
         """
-        data = read_all(self._files, self._fd, 0, self._files.stat(self._fd).st_size)
+        size = self._files.stat(self._fd).st_size
+        try:
+            data = read_sound(self._files, self._fd, 0, size)
+        except OSError as error:  # the rest of the disk was read before: what stood here is not known
+            logger.warning("log_unreadable path=%s error=%s", self._path, str(error))
+            return [], False
         bodies: list[dict[str, Any]] = []
         at = 0
         while at < len(data):

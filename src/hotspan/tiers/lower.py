@@ -20,23 +20,22 @@ from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import HotspanError
 from hotspan.core.scopes import Backlog
 from hotspan.core.terms import Scope, Terms
+from hotspan.core.threads import start
 from hotspan.core.types import Chunk, ChunkKey, Tier
 from hotspan.tiers.base import Durable, Fault, Losses, StorageTier, TierUsage, Transfer
+from hotspan.tiers.places import SLOW_S, slow_s
 
 logger = logging.getLogger(__name__)
 
 MAX_FAULTS = 3
 """I/O faults in a row, or requests in a row that gave up waiting, after which a tier is given up."""
 
-STALL_S = 1.0
+STALL_S = SLOW_S
 """How long nothing of what is in flight may end, besides the time that the least rate takes for it."""
 
 LOG_STALL_S = 8.0
 """How long the log may take for one entry. Requests do not wait for it, but receipts do: a client gets its receipt
 within 10 s (server/admin.py), and a disk that others write to syncs in seconds."""
-
-_LEAST_BYTES_PER_S, _AT_ONCE = 25_000_000, 4
-"""Chunks that a tier begins together end together: none of four large ones for long, over a link that is only slow."""
 
 _TIMELY_S = 0.050
 _MAX_JOINS = 1 << 16
@@ -192,7 +191,7 @@ class LowerTier:
 
     def _note_submitted(self, submitted: bool, size: int) -> bool:
         if submitted:
-            self._stall_s = STALL_S + _AT_ONCE * size / _LEAST_BYTES_PER_S
+            self._stall_s = slow_s(size)
             if not self._in_flight:
                 self._moved_s = self._clock.monotonic()
             self._in_flight += 1
@@ -233,8 +232,7 @@ class LowerTier:
         elif self._catching_up is not None:
             self._catch_up(now, self._catching_up)
         elif self._opening is None and self._is_idle(now) and self._breaker.can_take and not self._closed:
-            self._opening = threading.Thread(target=self._reopen, name=f"hotspan-{self.tier.value}-open", daemon=True)
-            self._opening.start()
+            self._opening = start(f"{self.tier.value}-open", self._reopen)
         elif self._opening is not None and not self._opening.is_alive() and self._opened is None:
             self._opening = None
             self._breaker.failed()

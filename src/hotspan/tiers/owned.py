@@ -136,13 +136,15 @@ def explained(path: Path, error: OSError, whose: str) -> DirectoryError:
 
 
 def _reads_directly(files: Files, fd: int) -> bool:
-    """Some file systems take the flag and refuse the read. Closes `fd` unless they read."""
+    """Some file systems take the flag and refuse the read. Closes `fd` unless they read.
+
+    A page that can't be read says nothing about that: it may be a bad place, and reads of others find out more.
+    """
     with mmap.mmap(-1, PAGE_BYTES) as page, memoryview(page) as view:
         try:
             files.preadv(fd, [view], 0)
         except OSError as error:
-            files.close(fd)
             if error.errno == errno.EINVAL:
+                files.close(fd)
                 return False
-            raise
     return True

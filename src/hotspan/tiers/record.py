@@ -1,6 +1,7 @@
 """The record of a stored chunk, 256 bytes: its name, its parent, and the terms on which it is kept."""
 
 import struct
+from enum import IntEnum
 from typing import NamedTuple
 
 import xxhash
@@ -13,7 +14,11 @@ RECORD_LABELS = 12
 LIVE = 0x4B565348
 """The first four bytes of a record, little-endian; a free one has zeros there."""
 
+ASIDE = 0x42565348
+"""In its place, of a slot that is set aside. Releases that do not know it take the slot for a free one."""
+
 CHECK_AT = RECORD_BYTES - 8
+_ASIDE = struct.Struct("<IH")
 _RECORD = struct.Struct(f"<IHH32s32s32sQQQQQQ{RECORD_LABELS}Q8x")
 _FLAGS, _FLAGS_AT = struct.Struct("<H"), 4
 HAS_PARENT, IS_WILD = 1, 2
@@ -26,6 +31,21 @@ SIZE_BITS = 40
 """Of the field with the payload's length; above them, of a compressed one, the chunk's length in pages."""
 
 _MAX_SIZE, _MAX_PAGES = (1 << SIZE_BITS) - 1, (1 << (64 - SIZE_BITS)) - 1
+
+
+class Flaw(IntEnum):
+    """Why a slot is set aside: writes or reads of it fail, it gives back other bytes, or takes as long as a stall."""
+
+    WRITE = 1
+    READ = 2
+    WRONG = 3
+    SLOW = 4
+
+
+def pack_aside(flaw: Flaw) -> bytes:
+    """The 256 bytes that say of a slot that it is set aside."""
+    body = _ASIDE.pack(ASIDE, flaw).ljust(CHECK_AT, b"\0")
+    return body + xxhash.xxh3_64_digest(body)
 
 
 class Record(NamedTuple):

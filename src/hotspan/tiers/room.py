@@ -139,6 +139,7 @@ class SlotRoom:
     step:       slots that get space at a time.
     landed:     called from a job's thread when `settle` has something to do.
     least:      slots of a chunk.
+    aside:      slots that are not to be used (tiers/places.py).
     """
 
     def __init__(
@@ -151,8 +152,10 @@ class SlotRoom:
         step: int,
         landed: Callable[[], None],
         least: int = 1,
+        aside: int = 0,
     ) -> None:
         self._least = least
+        self.aside = aside
         self._space = space
         self._queue = queue
         self._slots = slots
@@ -175,12 +178,12 @@ class SlotRoom:
     @property
     def used(self) -> int:
         """Slots that hold something, or are about to be free."""
-        return self._slots - len(self._free) - len(self._bare) - len(self._returned) - self._moving
+        return self._slots - self.aside - len(self._free) - len(self._bare) - len(self._returned) - self._moving
 
     @property
     def capacity(self) -> int:
         """Slots that can hold something: while the file system has space, all of them."""
-        return self._slots - (len(self._bare) if self._is_full else 0)
+        return self._slots - self.aside - (len(self._bare) if self._is_full else 0)
 
     @property
     def is_growing(self) -> bool:
@@ -206,6 +209,10 @@ class SlotRoom:
             self._returned.append(slot)
         else:
             self._free.append(slot)
+
+    def set_aside(self, slots: int) -> None:
+        """So many slots that were taken are not given back."""
+        self.aside += slots
 
     def spare(self) -> list[int]:
         """All slots that hold nothing (for tests)."""

@@ -11,7 +11,7 @@ from types import TracebackType
 
 from hotspan.core.deadline import Deadline
 from hotspan.core.errors import ConfigError
-from hotspan.core.private import SHARED, lock
+from hotspan.core.private import SHARED, let_go, lock
 from hotspan.core.shared_memory import SHARED_MEMORY, Mapping, check_room
 from hotspan.core.types import PAGE_BYTES
 
@@ -36,7 +36,7 @@ def sweep_dead_slabs(directory: Path = SHARED_MEMORY) -> int:
         except OSError:
             pass  # another sweeper was first
         finally:
-            os.close(fd)
+            let_go(fd)
     return swept
 
 
@@ -62,7 +62,7 @@ class SharedSlab:
         except BaseException:
             if self._creator:
                 self.unlink()
-            os.close(self._fd)
+            let_go(self._fd)
             raise
         self._view = self._map.view
 
@@ -82,9 +82,9 @@ class SharedSlab:
                 if self._give_size(fd, directory) if self._creator else self._await_size(fd):
                     return fd
             except BaseException:
-                os.close(fd)
+                let_go(fd)
                 raise
-            os.close(fd)
+            let_go(fd)
 
     def _give_size(self, fd: int, directory: Path) -> bool:
         """Lock the new file, then size it; False if a sweep took it before it was locked."""
@@ -128,7 +128,7 @@ class SharedSlab:
         if self._fd < 0:
             return
         self._map.close()
-        os.close(self._fd)
+        let_go(self._fd)
         self._fd = -1
 
     def __enter__(self) -> "SharedSlab":

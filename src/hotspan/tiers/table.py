@@ -7,11 +7,15 @@ chunk's bytes; every read verifies the frame against the key, so a record that o
 write) costs a miss and no more. A record lies within one sector: it is there whole or not at all.
 """
 
+import errno
+import logging
 import math
+import os
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +24,10 @@ import xxhash
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import WINDOW, Scope
 from hotspan.core.types import PAGE_BYTES, ChunkKey, round_up
-from hotspan.tiers.files import Files, read_all, whole
+from hotspan.tiers.files import Files, read_all, read_sound, whole
 from hotspan.tiers.log import Invalidation
 from hotspan.tiers.record import (
+    ASIDE,
     CHECK_AT,
     HAS_PARENT,
     IS_WILD,
@@ -31,12 +36,19 @@ from hotspan.tiers.record import (
     RECORD_BYTES,
     RECORD_LABELS,
     SIZE_BITS,
+    Flaw,
     Record,
+    pack_aside,
     pack_parts,
     unpack,
 )
 
+logger = logging.getLogger(__name__)
+
 _Slots = np.ndarray[Any, Any]
+_BAD_PLACE = (errno.EIO, errno.ENODATA)
+_MAX_RENEWALS = 4
+"""Of one opening: a disk that goes on failing is given up."""
 
 SUPERBLOCK_BYTES = PAGE_BYTES
 _MAGIC = b"HOTSPANT"
@@ -94,8 +106,11 @@ def is_table(files: Files, fd: int) -> bool:
 
 
 def read_geometry(files: Files, fd: int) -> Geometry | None:
-    """The geometry that an existing table was made for, or None if it is no whole table."""
-    data = read_all(files, fd, 0, _SUPER.size + 8)
+    """The geometry that an existing table was made for, or None if it is no whole table.
+
+    Raises: OSError unless it is only this page that can't be read: then what the table had is lost.
+    """
+    data = read_sound(files, fd, 0, SUPERBLOCK_BYTES + 1)[: _SUPER.size + 8]
     if len(data) < _SUPER.size + 8:
         return None
     magic, version, record_bytes, slot_bytes, slots = _SUPER.unpack_from(data)
@@ -112,10 +127,13 @@ class DiskTable:
     may be called from any thread: whatever the order of writes, the last one says what memory says.
     """
 
-    def __init__(self, files: Files, fd: int, geometry: Geometry) -> None:
+    def __init__(self, files: Files, fd: int, geometry: Geometry, path: Path | None = None) -> None:
+        """path: of the file, which is written anew, beside itself, where the disk does not take a record."""
         self.geometry = geometry
         self._files = files
         self._fd = fd
+        self._path = path
+        self._renewals = 0
         self._memory = bytearray(RECORD_BYTES * geometry.slots)
         self._records: np.ndarray[Any, Any] = np.frombuffer(self._memory, _DTYPE)
         self._is_head = bytearray(geometry.slots)  # whether a slot holds the first part of a chunk
@@ -132,21 +150,23 @@ class DiskTable:
         if found is None or found.slot_bytes != self.geometry.slot_bytes:
             self._files.truncate(self._fd, 0)
         self._files.truncate(self._fd, self.geometry.table_bytes)
-        fields = _SUPER.pack(_MAGIC, _VERSION, RECORD_BYTES, self.geometry.slot_bytes, self.geometry.slots)
-        data = fields + xxhash.xxh3_64_digest(fields)
-        whole(self._files.pwrite(self._fd, data, 0), len(data))
+        data = self._head()
+        try:
+            whole(self._files.pwrite(self._fd, data, 0), len(data))
+        except OSError as error:
+            self._load()
+            if not self._renewed(error.errno):
+                raise
 
     def read(self) -> None:
         """Take over what the file says; a torn or foreign record is a free slot.
 
         Blocks: for one sequential read and about 0.3 microseconds a live record.
         """
-        data = read_all(self._files, self._fd, SUPERBLOCK_BYTES, len(self._memory))
-        self._memory[: len(data)] = data
-        self._memory[len(data) :] = bytes(len(self._memory) - len(data))
+        self._load()
         self._soonest_s = 0.0
-        view, digest = memoryview(data), xxhash.xxh3_64_intdigest
-        slots = self.slots()
+        view, digest = memoryview(self._memory), xxhash.xxh3_64_intdigest
+        slots = np.flatnonzero(np.isin(self._records["magic"], (LIVE, ASIDE))).tolist()
         for slot, check in zip(slots, self._records["check"][slots].tolist(), strict=True):
             at = slot * RECORD_BYTES
             if digest(view[at : at + CHECK_AT]) != check:
@@ -155,15 +175,37 @@ class DiskTable:
         is_window = (self._records["labels"] == WINDOW).any(axis=1)
         self._windows = set(np.flatnonzero(self._heads & is_window).tolist())
 
+    def _load(self) -> None:
+        data = read_sound(self._files, self._fd, SUPERBLOCK_BYTES, len(self._memory))
+        self._memory[: len(data)] = data
+        self._memory[len(data) :] = bytes(len(self._memory) - len(data))
+
+    def _head(self) -> bytes:
+        fields = _SUPER.pack(_MAGIC, _VERSION, RECORD_BYTES, self.geometry.slot_bytes, self.geometry.slots)
+        return fields + xxhash.xxh3_64_digest(fields)
+
     def slots(self) -> list[int]:
         """The slots that hold a chunk, in order."""
         found: list[int] = np.flatnonzero(self._records["magic"] == LIVE).tolist()
         return found
 
     def empty(self) -> list[int]:
-        """The slots that hold nothing, in order."""
-        found: list[int] = np.flatnonzero(self._records["magic"] != LIVE).tolist()
+        """The slots that hold nothing and may be used, in order."""
+        found: list[int] = np.flatnonzero(~np.isin(self._records["magic"], (LIVE, ASIDE))).tolist()
         return found
+
+    def aside(self) -> dict[int, Flaw]:
+        """The slots that are set aside."""
+        slots = np.flatnonzero(self._records["magic"] == ASIDE).tolist()
+        known = {flaw.value for flaw in Flaw}
+        flaws = (flags if flags in known else Flaw.READ for flags in self._records["flags"][slots].tolist())
+        return dict(zip(slots, map(Flaw, flaws), strict=True))
+
+    def set_aside(self, flaws: Mapping[int, Flaw]) -> None:
+        """Say in memory that these slots hold nothing and are not to be used."""
+        self.free(flaws)
+        for slot, flaw in flaws.items():
+            self._memory[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES] = pack_aside(flaw)
 
     def heads(self) -> list[int]:
         """The first slots of all chunks, in order."""
@@ -341,9 +383,10 @@ class DiskTable:
                 data = bytes(self._memory[run.start * RECORD_BYTES : run.stop * RECORD_BYTES])
                 try:
                     whole(self._files.pwrite(self._fd, data, SUPERBLOCK_BYTES + run.start * RECORD_BYTES), len(data))
-                except OSError:
+                except OSError as error:
                     self._unwritten.update(run)
-                    raise
+                    if not self._renewed(error.errno):
+                        raise
 
     @property
     def is_dirty(self) -> bool:
@@ -362,12 +405,15 @@ class DiskTable:
         self.sync()
 
     def clear(self) -> None:
-        """Nothing stands anywhere, durably."""
+        """Nothing stands anywhere, durably. What is set aside stays so."""
+        aside = self.aside()
         self._memory[:] = bytes(len(self._memory))
         self._heads[:] = False
         self._windows.clear()
         self._files.truncate(self._fd, SUPERBLOCK_BYTES)
         self._files.truncate(self._fd, self.geometry.table_bytes)
+        self.set_aside(aside)
+        self.write_all(aside)
         self.sync()
 
     def sync(self) -> None:
@@ -379,10 +425,46 @@ class DiskTable:
             self._is_synced = True
         try:
             self._files.sync(self._fd)
-        except OSError:
+        except OSError as error:
             self._is_synced = False
             self._unwritten.update(range(self.geometry.slots))
+            with self._writing:
+                if not self._renewed(error.errno):
+                    raise
+
+    def _renewed(self, number: int | None) -> bool:
+        """Whether all that memory says was written, durably, into a new file in the place of this one.
+
+        It is after an error by which the disk may have a bad place here, and if it takes the new file.
+        """
+        if self._path is None or number not in _BAD_PLACE or self._renewals >= _MAX_RENEWALS:
+            return False
+        self._renewals += 1
+        fresh = self._path.with_name(self._path.name + ".new")
+        try:
+            self._write_anew(fresh, self._path)
+        except OSError:
+            self._unwritten.update(range(self.geometry.slots))
+            return False
+        logger.warning("disk_table_moved path=%s errno=%d", self._path, number or 0)
+        return True
+
+    def _write_anew(self, fresh: Path, path: Path) -> None:
+        fd = self._files.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        try:
+            self._unwritten.clear()
+            data = self._head().ljust(SUPERBLOCK_BYTES, b"\0") + bytes(self._memory)
+            whole(self._files.pwrite(fd, data, 0), len(data))
+            self._files.sync(fd)
+            self._files.replace(fresh, path)
+        except BaseException:
+            if fresh.exists():
+                self._files.close(fd)
+            else:  # it has the name already
+                self._files.redirect(self._fd, fd)
             raise
+        self._files.redirect(self._fd, fd)
+        self._is_synced = True
 
     def key(self, slot: int) -> ChunkKey:
         """The key in the record of `slot`."""

@@ -207,7 +207,9 @@ def core(
     rank:   of a data-parallel replica.
     """
     settings = CacheOptions(ram_gib=ram_gib, disk=disk, disk_gib=0.05 if disk is not None else None).settings()
-    settings = dataclasses.replace(settings, **({"patience_s": 10.0, "chunk_tokens": CHUNK} | (cache or {})))
+    settings = dataclasses.replace(
+        settings, **({"patience_s": 10.0, "chunk_tokens": CHUNK, "is_served": True} | (cache or {}))
+    )
     if l2 is not None:
         settings = dataclasses.replace(settings, l2=L2Settings("file:///memory"))
     options: dict[str, Any] = {

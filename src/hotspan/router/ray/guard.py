@@ -9,7 +9,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
+
+from hotspan.core.threads import start
 
 _PR_SET_PDEATHSIG = 1
 
@@ -28,7 +29,7 @@ def main() -> int:
             process.wait(float(seconds))
         _kill(process.pid)
 
-    threading.Thread(target=watch, name="hotspan-guard", daemon=True).start()
+    start("guard", watch)
     status = process.wait()
     _kill(process.pid)
     return status

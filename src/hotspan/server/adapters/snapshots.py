@@ -21,7 +21,7 @@ from pathlib import Path
 
 from hotspan.core.errors import ConfigError
 from hotspan.core.held import PART, changing, hold, remove_unheld, sweep
-from hotspan.core.private import private_directory
+from hotspan.core.private import let_go, private_directory
 from hotspan.core.types import GIB
 from hotspan.http.errors import HttpError
 from hotspan.server.adapters.source import CONFIG, WEIGHTS, Sources
@@ -101,7 +101,7 @@ class SnapshotStore:
 
     def _let_go(self, path: Path, held: int) -> None:
         with changing(self._root):
-            os.close(held)
+            let_go(held)
             remove_unheld(path)
 
     def _copy(self, sources: Sources, directory: Path, into: Path) -> str:

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from hotspan.config.configuration import Configuration, Places, load_configurati
 from hotspan.config.engine_options import split_words
 from hotspan.config.own import CommandLine
 from hotspan.config.settings import CacheSettings
+from hotspan.core.threads import start
 from hotspan.server.options import ServeOptions
 from hotspan.server.principal import Link
 
@@ -83,5 +83,5 @@ def assigned() -> Assignment:
             pass
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=wait, name="hotspan-front", daemon=True).start()
+    start("front", wait)
     return assignment

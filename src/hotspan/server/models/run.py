@@ -17,6 +17,7 @@ from hotspan.config.own import CommandLine
 from hotspan.config.server_settings import ServerSettings
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError
+from hotspan.core.threads import go_on
 from hotspan.http.connections import raise_file_limit
 from hotspan.http.options import check_tls, leave_out, tls_options, with_cors
 from hotspan.http.serving import CUT_S, DrainingServer, uvicorn_config
@@ -226,7 +227,7 @@ async def _serve(prepared: Prepared, options: ServeOptions, entrance: Entrance) 
     turns = asyncio.Semaphore(prepared.at_once)
     server.models = models
     server.keepers = keepers = [asyncio.create_task(model.keep(turns)) for model in models]
-    watch = asyncio.create_task(_watch(server, address, began_s))
+    watch = asyncio.create_task(go_on("watch", lambda: _watch(server, address, began_s)))
     try:
         await server.serve(sockets=entrance.listeners)
     finally:

@@ -1,0 +1,227 @@
+"""Nothing that a request says, and no mistake of hotspan's, ends the engine: real scheduler, known bytes, no model."""
+
+import inspect
+import itertools
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from vllm import SamplingParams
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.exceptions import VLLMValidationError
+
+from hotspan.cache.tiered import TieredCache
+from hotspan.core.terms import DEFAULT_TENANT, tenant_label
+from hotspan.core.types import Tier
+from hotspan.engine.admin import Administrator
+from hotspan.engine.connector import HotspanConnector
+from hotspan.engine.manager import HotspanManager
+from hotspan.engine.net import LEFT_OUT, has_net
+from hotspan.engine.prefixes import GpuPrefixes
+
+from .harness.core import Core, core
+from .rig import CHUNK
+
+_numbers = itertools.count()
+
+OUTSIDE = {
+    "bind": "at the start, without a request",
+    "shutdown": "at the end, without a request",
+    "load_adapter": "the engine reports to who loads an adapter what this raises",
+    "keyer": "of Administrator's texts thread, whose future has what it raises; of admit, which has a net",
+    "named": "as keyer",
+    "invalidate": "the administrator's command is answered with what it raises",
+    "prepare_load": "vLLM counts on these bytes by then: without them the request's answer would be wrong",
+    "complete_load": "only unpins what prepare_load pinned",
+    "complete_store": "a chunk that is not marked as stored would keep its slot; raises for a mistake of vLLM's only",
+    "reset_cache": "a reset that did not happen must not be taken for one",
+    "leave_out": "is what the net calls, within a net",
+    "group_count": "a figure of the start",
+}
+"""Methods of the manager without a net, and why."""
+
+OF_VLLM = {
+    "bind_gpu_block_pool": "at the start",
+    "on_new_request": "run_waiting and admit have nets; vLLM's part reads parameters that admit has checked",
+    "request_finished": "retire and _blend_report have nets; cap_last_store and vLLM's part read counts of blocks",
+    "request_finished_all_groups": "as request_finished",
+    "get_num_new_matched_tokens": "is_waiting, blended, note_answer and lookup have nets",
+    "update_state_after_alloc": "begin has a net; vLLM counts blocks; a blend that failed half-way must not go on",
+    "build_connector_meta": "run_waiting, begin_step, forget_ended, note_blends and idle have nets; the rest is vLLM's",
+    "get_kv_connector_stats": "end_step and get_stats have nets",
+    "take_events": "hands out a list",
+    "reset_cache": "a reset that did not happen must not be taken for one",
+    "update_connector_output": "counts jobs of the workers, not of requests",
+    "has_pending_push_work": "reads counts",
+    "build_prom_metrics": "at the start",
+    "start_load_kv": "a worker's: has no request's words",
+    "get_finished": "a worker's",
+    "get_transfer_results": "a worker's",
+    "build_connector_worker_meta": "a worker's",
+}
+"""What the connector overrides of vLLM's, and why nothing of a request can raise there."""
+
+
+def test_each_entry_has_a_net() -> None:
+    """A method that vLLM or the connector may call has the net, or stands in a list with the reason."""
+    methods = {
+        name: member
+        for name, member in vars(HotspanManager).items()
+        if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, property))
+    }
+    assert {name for name, method in methods.items() if not has_net(method)} == OUTSIDE.keys()
+    assert has_net(Administrator.run_waiting)
+    overridden = {
+        name for name in vars(HotspanConnector) if not name.startswith("_") and hasattr(OffloadingConnector, name)
+    }
+    assert overridden == OF_VLLM.keys()
+
+
+# -- what requests say -------------------------------------------------------------------------------------------------
+
+NAMES = [
+    *("hotspan", "tags", "tags_from", "session", "ttl", "no_store", "renew", "blend", "tenant", "load_tiers"),
+    *("do_remote_prefill", "do_remote_decode", "remote_engine_id", "remote_block_ids", "kv_load_tiers", "", "\ud800"),
+]
+ODD: list[Any] = [
+    *(None, True, False, 0, 1, -1, 1 << 64, -(1 << 70), 0.5, math.nan, math.inf, "", "x", "\ud800", "a" * 5000, "\0"),
+    *([], {}, [[]], [{}], [None], ["a"] * 300, {"a": {"b": {}}}, "default", "15m", "1e999h"),
+]
+
+
+def hostile(rng: random.Random, depth: int = 0) -> Any:
+    """Parameters as JSON can spell them; many have names that somebody reads."""
+    kind = rng.random()
+    if (depth == 0 and kind < 0.9) or (depth < 4 and kind < 0.25):
+        return {rng.choice(NAMES): hostile(rng, depth + 1) for _ in range(rng.randint(0, 4))}
+    if depth < 4 and kind < 0.35:
+        return [hostile(rng, depth + 1) for _ in range(rng.randint(0, 3))]
+    if kind < 0.45:
+        return {"tenant": rng.choice(ODD), "tags": rng.choice(ODD), rng.choice(NAMES): rng.choice(ODD)}
+    return rng.choice(ODD)
+
+
+def attack(engine: Core, bodies: list[Any], prompt: list[int]) -> int:
+    """Hand requests with these parameters to the scheduler, together, and let them end; how many there were.
+
+    vLLM's API server refuses integers that are too large.
+    """
+    taken = 0
+    for body in bodies:
+        try:
+            params = SamplingParams(
+                max_tokens=1, temperature=0, ignore_eos=True, extra_args={"kv_transfer_params": body}
+            )
+        except (ValueError, VLLMValidationError):
+            continue
+        with patch("tests.engine.harness.core.sampling", lambda tokens, given, params=params: params):
+            engine.start(f"hostile-{next(_numbers)}", prompt, 1)
+        taken += 1
+    assert len(engine.finish()) == taken
+    return taken
+
+
+def is_alive(engine: Core, seed: int) -> None:
+    """An ordinary request is cached, and its bytes are its own; nobody became another tenant."""
+    prompt = engine.stored(engine.text(seed, 3 * CHUNK))
+    engine.forget_gpu()
+    assert engine.ask(prompt) > 0
+    assert engine.cache.usage()[Tier.RAM].tenants.keys() <= {tenant_label(DEFAULT_TENANT)}
+    engine.check()
+
+
+def run_hostile(model: Path, bodies: int) -> None:
+    rng, answered = random.Random(39), 0
+    with core(model, cache={"is_served": False}) as engine:
+        prompt = engine.text(1, CHUNK + 8)
+        while answered < bodies:
+            answered += attack(engine, [hostile(rng) for _ in range(50)], prompt)
+        is_alive(engine, 2)
+
+
+def test_hostile_parameters_end_no_engine(tiny_model: Path) -> None:
+    """1,000 bodies against one's own vLLM: all are answered, none is more than uncached, none chooses its tenant."""
+    run_hostile(tiny_model, 1000)
+
+
+@pytest.mark.slow
+def test_ten_thousand_hostile_bodies(tiny_model: Path) -> None:
+    """The same with 10,000."""
+    run_hostile(tiny_model, 10_000)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=9), inner, max_size=5)
+    ),
+    max_leaves=12,
+)
+
+
+def test_any_json_is_admitted(tiny_model: Path) -> None:
+    """Whatever JSON a request brings as its parameters, with and without hotspan's server, the engine goes on."""
+    for is_served in (False, True):
+        with core(tiny_model, cache={"is_served": is_served}) as engine:
+            prompt = engine.text(1, CHUNK + 8)
+
+            @settings(max_examples=300, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+            @given(JSON)
+            def say(body: Any) -> None:
+                attack(engine, [body], prompt)  # noqa: B023 (called within the turn)
+
+            say()
+            engine.check()
+
+
+@pytest.mark.parametrize("given", ["x", {}, {"tenant": "other", "what": 1}, {"tenant": "other"}])
+def test_what_only_the_server_may_say_is_refused(tiny_model: Path, given: Any) -> None:
+    """The three bodies that ended an engine, and the one that chose a tenant: answered, and not cached."""
+    with core(tiny_model, cache={"is_served": False}) as engine:
+        prompt = engine.text(1, 2 * CHUNK + 8)
+        before = LEFT_OUT.counts.copy()
+        attack(engine, [{"hotspan": given}], prompt)
+        engine.settle()
+        assert engine.cache.usage()[Tier.RAM].chunks == 0 and LEFT_OUT.counts - before == {"directives": 1}
+        is_alive(engine, 2)
+
+
+# -- mistakes of ours --------------------------------------------------------------------------------------------------
+
+FAILING: list[tuple[type, str]] = [
+    *((TieredCache, name) for name in ("lookup", "is_waiting", "ask", "try_store", "join", "release", "step")),
+    *((GpuPrefixes, name) for name in ("arrive", "keep", "end", "terms", "expire")),
+]
+
+
+@pytest.mark.parametrize(("owner", "name"), FAILING, ids=[name for _, name in FAILING])
+def test_a_mistake_leaves_requests_out(tiny_model: Path, owner: type, name: str) -> None:
+    """Any of these raises half of the time: all requests are answered, no byte is wrong, later ones are cached."""
+    rng = random.Random(name)
+    whole: Callable[..., Any] = getattr(owner, name)
+
+    def failing(self: Any, *args: Any, **options: Any) -> Any:
+        if rng.random() < 0.5:
+            raise KeyError("a mistake")
+        return whole(self, *args, **options)
+
+    said = {"hotspan": {"tenant": DEFAULT_TENANT, "tags": ["a", "b"]}}
+    with core(tiny_model) as engine:
+        texts = [engine.text(seed, 2 * CHUNK + 8) for seed in range(4)]
+        before = LEFT_OUT.counts["error"]
+        with patch.object(owner, name, failing):
+            for number in range(24):
+                engine.start(f"asked-{number}", texts[number % 4], 2, **said)
+                engine.core.step()
+                if number % 6 == 5:
+                    engine.finish()
+            engine.finish()
+        assert engine.runner.wrong == 0 and LEFT_OUT.counts["error"] > before
+        engine.settle()
+        is_alive(engine, 9)
