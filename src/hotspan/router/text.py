@@ -182,6 +182,7 @@ class Prompts:
             tenant=tenant,
             response=continued if isinstance(continued, str) else "",
             sections=sections,
+            model=model if isinstance(model := body.get("model"), str) else "",
         )
 
     def learn(self, prompt_bytes: float, prompt_tokens: int, answer_tokens: int | None = None) -> None:

@@ -55,6 +55,7 @@ class Ask:
     tenant:        whose it is; empty if nobody is named.
     response:      that it continues or reads, which only the replica that made it has; empty if none.
     sections:      of the prompt, which replicas that blend reuse at any place.
+    model:         that its body names; empty if it names none.
     """
 
     keys: Sequence[int]
@@ -65,3 +66,4 @@ class Ask:
     tenant: str = ""
     response: str = ""
     sections: Sequence[Section] = ()
+    model: str = ""
