@@ -219,7 +219,7 @@ class Proxy:
         if request.bound is None:
             return False
         table, name = request.bound
-        table.lose(name)
+        table.lose(name, request.ask.owner)
         request.bound = request.where = None
         return True
 
@@ -236,9 +236,9 @@ class Proxy:
         self._metrics.first_byte_s.observe(self._clock.monotonic() - request.began_s)
         if SESSION_HEADER in exchange.headers:
             new = answer.header(NEW_SESSION_HEADER) or answer.header(SESSION_HEADER)
-            self._sessions.note(ticket.decision.name, new, answer.header(CLOSED_SESSION_HEADER))
+            self._sessions.note(ticket.decision.name, new, answer.header(CLOSED_SESSION_HEADER), request.ask.owner)
         if exchange.path.endswith("/responses") and (made := _RESPONSE.search(part, 0, _TAIL)):
-            self._responses.note(ticket.decision.name, made[1].decode(), "")
+            self._responses.note(ticket.decision.name, made[1].decode(), "", request.ask.owner)
         copies = self._shadows.begin(exchange, request.body, request.headers, ticket.decision.name, answer)
         since, before, last = 0, b"", b""
         began_s = waited_s = 0.0
@@ -295,12 +295,12 @@ class Proxy:
         """Set which replicas may take a request: that of its session or response, or its group of the split."""
         named = request.exchange.headers.get(SESSION_HEADER, "")
         for table, name in ((self._sessions, named), (self._responses, request.ask.response)):
-            if (home := table.home(name)) is None:
+            if (home := table.home(name, request.ask.owner)) is None:
                 continue
             if home in self._fleet.up:
                 request.bound, request.where = (table, name), frozenset((home,))
                 return
-            table.lose(name)
+            table.lose(name, request.ask.owner)
         if self._split is None:
             return
         session = request.ask.session or request.exchange.request_id.encode()

@@ -223,6 +223,11 @@ class RouterSettings:
     tenants: Path | None = option(
         None, "The --tenants file of the replicas. With it, every client needs one of its keys."
     )
+    share_across_tenants: bool = option(
+        False,
+        "Do not tell clients' texts apart: the replicas share texts between tenants (--share-across-tenants), or have "
+        "no tenants.",
+    )
     admin_token_file: Path | None = option(
         None, "File (mode 0600) with the admin token. Without one, only this machine can reach /router/..."
     )

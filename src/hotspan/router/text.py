@@ -26,13 +26,16 @@ from hotspan.router.sections import Section, sections_of, separator_pattern
 from hotspan.router.session import session_key
 from hotspan.router.template import ChatTemplate, texts_of
 from hotspan.router.tokens import TokenTable
-from hotspan.router.types import PIECE_BYTES, Ask
+from hotspan.router.types import ANYBODY, PIECE_BYTES, Ask, Owner
 
 logger = logging.getLogger(__name__)
 
 _ENGINE_NAME = re.compile(r"(?P<name>.+)@[0-9a-f]{12}")
 _MAX_NAMES = 4096
-_engine_salt = lru_cache(maxsize=1024)(engine_salt)
+_MAX_TENANTS = 1024
+_tenant_salt = lru_cache(maxsize=_MAX_TENANTS)(engine_salt)
+"""Of tenants, whom the operator names; what clients name is not kept."""
+
 _UNSALTED = engine_salt(DEFAULT_TENANT)
 
 _BYTES_PER_TOKEN = 4.0
@@ -62,9 +65,11 @@ class Roots:
     each tenant. What events show of these is used for requests too, so that both lead to the same keys.
 
     is_salted: replicas have shown salts of hotspan's, so requests are counted as having them.
+    secret:    64 bits, which nobody who writes texts may know: xxh3 alone does not keep names apart on purpose.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, secret: int = 0) -> None:
+        self._secret = secret
         self._adapters: dict[str, str] = {}
         self.is_salted = False
 
@@ -74,14 +79,25 @@ class Roots:
         if found and (found["name"] in self._adapters or len(self._adapters) < _MAX_NAMES):
             self._adapters[found["name"]] = adapter
         self.is_salted = self.is_salted or salt.startswith(ENGINE_SALT)
-        return _root(adapter, "" if salt == _UNSALTED else salt)
+        return self._root(adapter, "" if salt == _UNSALTED else salt)
 
-    def of_request(self, adapter: str, salt: str, tenant: str = "") -> int:
-        """The root of a text that a request asks for. tenant: whose it is to the replicas; "" is the default one."""
-        tenant = tenant or DEFAULT_TENANT
-        if self.is_salted and (salt or tenant != DEFAULT_TENANT):
-            salt = _engine_salt(tenant, salt)
-        return _root(self._adapters.get(adapter, adapter), salt)
+    def of_request(self, adapter: str, salt: str, owner: Owner = ANYBODY) -> int:
+        """The root of a text that a request asks for; no two owners have one.
+
+        It is that of the replicas' events for an owner whose tenant is known, and for a client that shows nothing.
+        """
+        tenant, mark = owner.tenant or DEFAULT_TENANT, owner.mark
+        if self.is_salted and (owner.tenant or not mark):
+            mark = b""
+            if salt:
+                salt = engine_salt(tenant, salt)
+            elif tenant != DEFAULT_TENANT:
+                salt = _tenant_salt(tenant)
+        return self._root(self._adapters.get(adapter, adapter), salt, mark)
+
+    def _root(self, adapter: str, salt: str, mark: bytes = b"") -> int:
+        data = f"{adapter}\0{salt}".encode(errors="replace")
+        return xxh3_64_intdigest(data + b"\0" + mark if mark else data, self._secret)
 
 
 class Prompts:
@@ -92,7 +108,8 @@ class Prompts:
     template:        None joins messages in a form of its own, good for what this router itself dispatched.
     table:           None takes text as it is: exact KV state then only fits by luck.
     session_key:     a header or field of the body that names the session, before all others.
-    tenant_of:       whose a request is to the replicas, of its headers; None takes everybody for the default tenant.
+    owner_of:        whose texts a request's are, by its headers; None takes everybody for one owner.
+    secret:          as `Roots` has it.
     separators:      texts between the documents of prompts, whose sections are compared, too, wherever they stand.
     bytes_per_token: of prompts, as learnt so far.
     unread, failed:  bodies that are no JSON object; odd ones, and chats that the template refused.
@@ -105,14 +122,15 @@ class Prompts:
         template: ChatTemplate | None = None,
         table: TokenTable | None = None,
         session_key: str = "",
-        tenant_of: Callable[[Mapping[str, str]], str] | None = None,
+        owner_of: Callable[[Mapping[str, str]], Owner] = lambda headers: ANYBODY,
         separators: Sequence[str] = (),
+        secret: int = 0,
     ) -> None:
-        self.roots = Roots()
+        self.roots = Roots(secret)
         self._names = None if names is None else frozenset(names)
         self._template, self._table = template, table
         self._session_key = session_key
-        self._tenant_of = tenant_of
+        self._owner_of = owner_of
         self._separators = separator_pattern(separators)
         self.bytes_per_token = _BYTES_PER_TOKEN
         self._answer_tokens = 0.0
@@ -150,15 +168,16 @@ class Prompts:
         except Exception:  # a prompt is the client's to write: whatever it is, a replica answers it
             logger.warning("prompt_unread request=%s path=%s", request_id, path, exc_info=True)
         self.unread += 1
-        session = session_key(headers, {}, Prompt(), self._session_key)
-        return Ask((), int(len(body) / _BYTES_PER_TOKEN), 1.0, session=session, tenant=tenant)
+        owner = self._owner_of(headers).mark
+        session = session_key(headers, {}, Prompt(), self._session_key, owner)
+        return Ask((), int(len(body) / _BYTES_PER_TOKEN), 1.0, session=session, tenant=tenant, owner=owner)
 
     def ask(self, path: str, headers: Mapping[str, str], body: Mapping[str, Any], *, tenant: str = "") -> Ask:
         """What routing needs to know of a request. Never raises for what is in it. headers: with lower-case names."""
-        session = b""
+        session, owner = b"", self._owner_of(headers)
         try:
             prompt = prompt_of(path, body)
-            session = session_key(headers, body, prompt, self._session_key)
+            session = session_key(headers, body, prompt, self._session_key, owner.mark)
             text = self._bytes(prompt, body)
         except Exception:  # the body is a client's: anything can be in it, nested as deeply as it likes
             self.failed += 1
@@ -168,7 +187,7 @@ class Prompts:
         keys: list[int] = []
         sections: list[Section] = []
         if text is not None and len(text) >= PIECE_BYTES:
-            root = self._root(headers, body)
+            root = self._root(headers, body, owner)
             keys = piece_keys(text, root)
             if self._separators is not None:
                 sections = sections_of(text, root, self._separators)
@@ -180,6 +199,7 @@ class Prompts:
             answer_tokens=self._answer(prompt),
             session=session,
             tenant=tenant,
+            owner=owner.mark,
             response=continued if isinstance(continued, str) else "",
             sections=sections,
             model=model if isinstance(model := body.get("model"), str) else "",
@@ -244,18 +264,13 @@ class Prompts:
             named = body.get("model")
         return named if isinstance(named, str) and named not in (self._names or ()) else ""
 
-    def _root(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> int:
+    def _root(self, headers: Mapping[str, str], body: Mapping[str, Any], owner: Owner) -> int:
         salt = body.get("cache_salt")
-        tenant = self._tenant_of(headers) if self._tenant_of else ""
-        return self.roots.of_request(self._adapter(headers, body), salt if isinstance(salt, str) else "", tenant)
+        return self.roots.of_request(self._adapter(headers, body), salt if isinstance(salt, str) else "", owner)
 
     def _answer(self, prompt: Prompt) -> int:
         mean = round(self._answer_tokens)
         return min(mean, prompt.max_tokens) if prompt.max_tokens else mean
-
-
-def _root(adapter: str, salt: str) -> int:
-    return xxh3_64_intdigest(f"{adapter}\0{salt}".encode(errors="replace"))
 
 
 def _in_any_case(headers: Mapping[str, str], name: str) -> str:
