@@ -15,7 +15,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from hotspan.core.clock import Clock
 from hotspan.http.head import SESSION_HEADER
-from hotspan.router.prompt import Prompt
+from hotspan.router.prompt import Prompt, flat
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -75,10 +75,14 @@ def _beginning(prompt: Prompt) -> bytes:
     for message in prompt.messages:
         role, content = message.get("role"), message.get("content")
         if role in ("system", "developer", "user"):
-            parts.append(f"{role}\0{content if isinstance(content, str) else repr(content)}")
+            parts.append(f"{role}\0{content if isinstance(content, str) else _strings(content)}")
         if role == "user":
             break
     return "\0\0".join(parts).encode(errors="replace")
+
+
+def _strings(content: object) -> str:
+    return "\0".join(reversed(flat([content])))
 
 
 # -- where it lives ----------------------------------------------------------------------------------------------------

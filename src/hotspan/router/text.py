@@ -21,7 +21,8 @@ from hotspan.core.errors import ConfigError
 from hotspan.core.namespace import ENGINE_SALT, engine_salt
 from hotspan.core.terms import DEFAULT_TENANT
 from hotspan.http.head import ADAPTER_HEADER
-from hotspan.router.prompt import Prompt, path_of, prompt_of
+from hotspan.http.json_size import MAX_VALUES, most_values
+from hotspan.router.prompt import MAX_TEXT, Prompt, check_options, path_of, prompt_of
 from hotspan.router.sections import Section, sections_of, separator_pattern
 from hotspan.router.session import session_key
 from hotspan.router.template import ChatTemplate, texts_of
@@ -160,9 +161,10 @@ class Prompts:
         request_id: for the log.
         """
         try:
-            parsed = orjson.loads(body) if body[:16].lstrip().startswith(b"{") else None
+            is_read = body[:16].lstrip().startswith(b"{") and most_values(body) <= MAX_VALUES
+            parsed = orjson.loads(body) if is_read else None
             if isinstance(parsed, dict):
-                return self.ask(path or path_of(parsed), headers, parsed, tenant=tenant)
+                return self.ask(path or path_of(parsed), headers, parsed, tenant=tenant, body_bytes=len(body))
         except orjson.JSONDecodeError:
             pass  # the replica says what is wrong with it
         except Exception:  # a prompt is the client's to write: whatever it is, a replica answers it
@@ -172,8 +174,14 @@ class Prompts:
         session = session_key(headers, {}, Prompt(), self._session_key, owner)
         return Ask((), int(len(body) / _BYTES_PER_TOKEN), 1.0, session=session, tenant=tenant, owner=owner)
 
-    def ask(self, path: str, headers: Mapping[str, str], body: Mapping[str, Any], *, tenant: str = "") -> Ask:
-        """What routing needs to know of a request. Never raises for what is in it. headers: with lower-case names."""
+    def ask(
+        self, path: str, headers: Mapping[str, str], body: Mapping[str, Any], *, tenant: str = "", body_bytes: int = 0
+    ) -> Ask:
+        """What routing needs to know of a request. Never raises for what is in it.
+
+        headers:    with lower-case names.
+        body_bytes: what counts as the length of a prompt that is not read.
+        """
         session, owner = b"", self._owner_of(headers)
         try:
             prompt = prompt_of(path, body)
@@ -181,8 +189,10 @@ class Prompts:
             text = self._bytes(prompt, body)
         except Exception:  # the body is a client's: anything can be in it, nested as deeply as it likes
             self.failed += 1
-            prompt, text = Prompt(), None
-        size = prompt.others + (prompt.bytes if text is None else len(text))
+            prompt, text = Prompt(bytes=body_bytes), None
+            session = session or session_key(headers, {}, prompt, self._session_key, owner.mark)
+        is_cut = text is None or 2 * len(text) < prompt.bytes
+        size = prompt.others + (prompt.bytes if text is None or is_cut else len(text))
         continued = body.get("previous_response_id") if path.endswith("/responses") else None
         keys: list[int] = []
         sections: list[Section] = []
@@ -233,26 +243,28 @@ class Prompts:
         """The prompt's bytes; None if it has no text, is too short for a piece, or a template refused it."""
         table = self._table
         if prompt.ids:
-            return self.join(prompt.ids) if min(prompt.ids) >= 0 else None
+            ids = prompt.ids[: MAX_TEXT // 4]
+            return self.join(ids) if min(ids) >= 0 else None
         is_whole = body.get("add_special_tokens", prompt.messages is None) is not False
         if prompt.messages is None:
-            text: str | None = prompt.text
-        elif self._is_short(prompt):
+            text: str | None = prompt.text[:MAX_TEXT]
+        elif self._is_short(prompt, body.get("documents")):
             return None
         elif self._template is None:
             text = _plain(prompt)
         elif "chat_template" in body:
             return None
         else:
+            check_options(body)
             text = self._template.render(prompt.messages, {**body, "tools": prompt.tools} if prompt.tools else body)
             self.failed += text is None
         if not text:
             return None
         return text.encode(errors="replace") if table is None else table.spell(text, is_whole=is_whole)
 
-    def _is_short(self, prompt: Prompt) -> bool:
+    def _is_short(self, prompt: Prompt, documents: object) -> bool:
         frame = _FRAME_BYTES * len(prompt.messages or ()) + (self._template.overhead if self._template else 0)
-        return not prompt.tools and prompt.bytes + frame < PIECE_BYTES
+        return not prompt.tools and not documents and prompt.bytes + frame < PIECE_BYTES
 
     def _adapter(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> str:
         """By header, then `adapters`, then `model`, as replicas take it."""

@@ -15,6 +15,7 @@ from hotspan.http.bodies import Bodies, Budget
 from hotspan.http.connections import HttpLimits
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import Exchange
+from hotspan.http.json_size import check_json
 from hotspan.http.texts import check_characters
 from hotspan.server.exchange import ended
 from hotspan.server.principal import Principal, current_principal
@@ -61,6 +62,7 @@ class Admission:
         """
         owner = current_principal()
         async with self._bodies.body(exchange, owner) as body:
+            check_json(body)
             check_characters(body)
             if not is_counted:
                 async with exchange.watched():
