@@ -121,6 +121,11 @@ class Budget:
     def used(self) -> int:
         return sum(self._used.values())
 
+    @property
+    def most(self) -> int:
+        """What one owner can use, while others use nothing of what is shared."""
+        return self.own + self._shared
+
     def take(self, owner: Hashable, amount: int) -> bool:
         """Whether `owner` now uses so much more; if not, nothing has changed."""
         used = self._used.get(owner, 0)

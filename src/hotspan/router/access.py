@@ -8,6 +8,7 @@ from hotspan.core.addresses import is_loopback
 from hotspan.core.credentials import key_digest, shown_keys
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import Exchange
+from hotspan.http.hosts import Hosts
 from hotspan.router.types import ANYBODY, Owner
 
 _PROXIES = ("forwarded", "x-forwarded-for", "x-real-ip")
@@ -19,6 +20,7 @@ class Access:
     header:      that names the tenant, instead of the API key.
     keys:        SHA-256 of each API key that is let in, and whom replicas take it for; none lets in everybody.
     admin_token: None lets in this machine only.
+    hosts:       names that requests may ask by where they need no key; None is this machine's.
     is_shared:   replicas share texts between tenants, or have none: no client's texts are told apart here.
     """
 
@@ -29,7 +31,9 @@ class Access:
         admin_token: str | None = None,
         *,
         is_shared: bool = False,
+        hosts: Hosts | None = None,
     ) -> None:
+        self._hosts = hosts or Hosts()
         self._is_shared = is_shared
         self._keys = keys or {}
         self._header = header.lower() if header else None
@@ -79,6 +83,11 @@ class Access:
         return keys[0] if keys else b""
 
     # -- who may -------------------------------------------------------------------------------------------------------
+
+    def check_host(self, exchange: Exchange, *, is_admin: bool) -> None:
+        """Raise HttpError 421 for a name that is not this machine's, where no key is asked."""
+        if not self._keys or (is_admin and self._admin_token is None):
+            self._hosts.check(exchange.headers.get("host", ""))
 
     def check_client(self, exchange: Exchange) -> None:
         """Raise HttpError 401 if keys are needed and the request shows none of them."""

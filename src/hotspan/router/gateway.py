@@ -25,6 +25,7 @@ from hotspan.http.dashboard import HTML, dashboard
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import JSON, ClientGone, Exchange, Receive, Scope, Send
 from hotspan.http.head import DECISIVE
+from hotspan.http.hosts import Hosts
 from hotspan.http.upstream import Upstream
 from hotspan.router.access import Access
 from hotspan.router.blocks import Blocks
@@ -89,7 +90,11 @@ class Gateway:
         self._upstream = upstream
         self._replicas = {replica.url: replica for replica in settings.replicas}
         self._access = Access(
-            settings.tenant_header, settings.keys, settings.admin_token, is_shared=settings.share_across_tenants
+            settings.tenant_header,
+            settings.keys,
+            settings.admin_token,
+            is_shared=settings.share_across_tenants,
+            hosts=Hosts((settings.host, *settings.allowed_hosts)),
         )
         self._bodies = Bodies(http_limits(settings))
         named = [name for name in (settings.tenant_header, settings.session_key) if name]
@@ -200,6 +205,7 @@ class Gateway:
         outcome = "failed"
         try:
             exchange.check(self._decisive, MAX_HEAD_BYTES)
+            self._access.check_host(exchange, is_admin=route in (Route.ADMIN, Route.METRICS))
             if route in (Route.WORK, Route.ONE, Route.ALL, Route.PREFETCH, Route.WARM):
                 self._access.check_client(exchange)
             outcome = await self._answers[route](exchange)

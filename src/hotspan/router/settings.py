@@ -234,6 +234,12 @@ class RouterSettings:
     insecure: bool = option(
         False, "Allow a --host other than 127.0.0.1 without API keys here, as where replicas check them."
     )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "Host name that requests may use where no API key is needed, besides this machine's. May be repeated. *: any.",
+        name="allowed_host",
+        kind=TEXTS,
+    )
     kv_events_key: Path | None = option(
         None, "File (0600) with the key of the replicas' KV events: no others are believed."
     )
