@@ -70,12 +70,13 @@ async def test_one_turn_is_left_for_what_is_urgent() -> None:
 async def test_an_owner_beyond_its_budget_is_refused() -> None:
     """With 429; another one still has its own."""
     turns = Turns(1, 2, 8)
-    tasks = [asyncio.create_task(turns.turn("a").__aenter__()) for _ in range(6)]
+    mine, theirs = [turns.turn("a") for _ in range(6)], [turns.turn("b") for _ in range(2)]
+    tasks = [asyncio.create_task(each.__aenter__()) for each in mine]
     await asyncio.sleep(0)
     with pytest.raises(HttpError) as refused:
         await turns.turn("a").__aenter__()
     assert refused.value.status == 429
-    others = [asyncio.create_task(turns.turn("b").__aenter__()) for _ in range(2)]
+    others = [asyncio.create_task(each.__aenter__()) for each in theirs]
     await asyncio.sleep(0)
     assert not any(task.done() for task in others)
     for task in (*tasks, *others):
@@ -203,7 +204,8 @@ async def test_tokenising_of_one_tenant_does_not_stop_anothers() -> None:
     first = [turns.turn(A) for _ in range(40)]
     tasks = [asyncio.create_task(each.__aenter__()) for each in first]
     await until(lambda: turns._taken == 2)
-    other = asyncio.create_task(turns.turn(B).__aenter__())
+    theirs = turns.turn(B)
+    other = asyncio.create_task(theirs.__aenter__())
     await asyncio.sleep(0)
     for task in tasks[:2]:
         (await task)()
