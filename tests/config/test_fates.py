@@ -39,6 +39,7 @@ SAMPLES: Mapping[kinds.Kind, Any] = {
     kinds.BLENDING: "true",
     kinds.FIRST_NUMBER: "0.5",
     kinds.FIRST_INTEGER: "3",
+    kinds.TEXTS: "text",
     kinds.VERBATIM: "text",
     kinds.MEBIBYTES: "77",
     kinds.DEGREE: "4",

@@ -95,14 +95,14 @@ class Tab:
 
 
 @contextlib.asynccontextmanager
-async def browsing(url: str, directory: Path) -> AsyncIterator[Tab]:
-    """A browser that has opened `url`. directory: of its profile."""
+async def browsing(url: str, directory: Path, *more: str) -> AsyncIterator[Tab]:
+    """A browser that has opened `url`. directory: of its profile. more: options."""
     assert CHROMIUM is not None
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
     options += ["--remote-debugging-port=0", f"--user-data-dir={directory}", "--disable-background-networking"]
     null = asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(
-        CHROMIUM, *options, "about:blank", stdout=null, stderr=asyncio.subprocess.PIPE
+        CHROMIUM, *options, *more, "about:blank", stdout=null, stderr=asyncio.subprocess.PIPE
     )
     try:
         assert process.stderr is not None

@@ -38,7 +38,7 @@ async def raw(at: Routed, head: bytes, body: bytes = b"", *, method: bytes = b"P
 
 def asking(*lines: bytes, target: bytes = b"/v1/completions") -> bytes:
     """A head for `raw` around these lines."""
-    own = [target + b" HTTP/1.1", b"Host: router"] if not any(line.lower()[:5] == b"host:" for line in lines) else []
+    own = [target + b" HTTP/1.1", b"Host: localhost"] if not any(line.lower()[:5] == b"host:" for line in lines) else []
     return b"\r\n".join([*(own or [target + b" HTTP/1.1"]), *lines])
 
 

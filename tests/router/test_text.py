@@ -15,7 +15,7 @@ from hotspan.router.blocks import Blocks
 from hotspan.router.event_messages import Stored
 from hotspan.router.template import ChatTemplate
 from hotspan.router.text import Prompts, Roots, piece_keys
-from hotspan.router.types import PIECE_BYTES, Medium
+from hotspan.router.types import PIECE_BYTES, Medium, Owner
 from hotspan.testing.clock import SimulatedClock
 from tests.operations import operations
 from tests.router.test_tokens import made
@@ -110,12 +110,16 @@ def test_adapters_and_salts_have_keys_of_their_own() -> None:
     assert prompts().ask(path, {}, {**body, "model": "anything"}).keys == plain  # names are not known
 
 
+ACME = Owner("acme", b"of acme")
+
+
 def test_an_engines_own_names_lead_to_the_same_roots() -> None:
     """A replica's salt of the default tenant is none, others are computed, and adapters have the digest seen last."""
     roots = Roots()
     assert roots.of_engine("", engine_salt("default", "")) == roots.of_request("", "")
     assert roots.of_engine("", engine_salt("default", "s")) == roots.of_request("", "s")
-    assert roots.of_engine("", engine_salt("acme", "")) == roots.of_request("", "", "acme") != roots.of_request("", "")
+    assert roots.of_engine("", engine_salt("acme", "")) == roots.of_request("", "", ACME) != roots.of_request("", "")
+    assert roots.of_request("", "", Owner("", b"of a key")) != roots.of_request("", "")
     old, new = roots.of_engine("sql@0123456789ab", ""), roots.of_engine("sql@ba9876543210", "")
     assert roots.of_request("sql", "") == new != old
 

@@ -62,6 +62,7 @@ class FakeEngine:
         return {"rows": [], "running": 0, "dropped": 0} if recording == "mine-0123456789ab" else None
 
     max_tokens = 4096
+    max_chars = 4096 * 10
     names = frozenset({"model"})
 
     async def chat_tokens(self, body: dict[str, Any]) -> list[int]:

@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
+from pydantic import ValidationError
 
 from hotspan.config.server_settings import ServerSettings
 from hotspan.core.directives import RetentionRule
@@ -15,7 +18,7 @@ from hotspan.http.errors import HttpError
 from hotspan.server.admission import Admission
 from hotspan.server.exchange import AppExchange
 from hotspan.server.principal import Principal, asking, current_tenant
-from hotspan.server.warming import MAX_JOBS, Job, Warming, WarmRequest, warming_router
+from hotspan.server.warming import MAX_HELD_CHARS, MAX_JOBS, Job, Warming, WarmRequest, warming_router
 from hotspan.testing.clock import SimulatedClock
 from tests.router.rig import until
 
@@ -250,3 +253,63 @@ async def test_a_tenant_leaves_room_for_others(engine: Engine, warming: Warming)
         warming.begin(request("text"), "c")
     await warming.close()
     assert not engine.admission.in_flight
+
+
+async def test_what_a_template_multiplies_is_counted_before(engine: Engine, warming: Warming) -> None:
+    """A template has a bound, and each document counts with it: what would take too much is refused, and no text is
+    made of it."""
+    with pytest.raises(ValidationError):
+        WarmRequest.model_validate({"texts": [{"text": "x"}], "template": "x" * 70_000 + "{document}"})
+    large = {"texts": [{"text": "x"}] * 1000, "template": "x" * 65_000 + "{document}"}
+    made = len(WarmRequest.model_validate(large).texts) * 65_000
+    asked = WarmRequest.model_validate(large)
+    assert sum(asked.chars()) > made
+    assert tracemalloc_peak(lambda: warming.begin(asked, "a")) < 1.1 * MAX_HELD_CHARS
+    assert tracemalloc_peak(lambda: refused(warming, asked)) < 1 << 20
+    await warming.close()
+    assert not warming._held.used
+
+
+def refused(warming: Warming, asked: WarmRequest, owner: str = "a") -> None:
+    with pytest.raises(HttpError) as caught:
+        for _ in range(9):
+            warming.begin(asked, owner)
+    assert caught.value.status in (413, 429)
+
+
+async def until_asked(engine: Engine, count: int) -> None:
+    await until(lambda: len(engine.asked) == count)
+
+
+def tracemalloc_peak(act: Callable[[], object]) -> int:
+    """Bytes that are allocated at most."""
+    tracemalloc.start()
+    try:
+        act()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("texts", [1, 500])
+async def test_a_large_warm_up_leaves_room_for_other_tenants(engine: Engine, texts: int) -> None:
+    """A tenant's texts take its own part of the memory, and what is done is given back text by text; texts of two
+    tenants are computed in turn."""
+    made = Warming(has_keys=True, tenants=2, clock=SimulatedClock())
+    made.attach(engine, engine.admission)
+    engine.gate = asyncio.Semaphore(0)
+    most = made._held.most
+    first = made.begin(request(*["x" * (most // texts - 2048)] * texts), "a")
+    refused(made, request("x" * (1 << 20)))
+    second = made.begin(request("y" * 100, "z" * (MAX_HELD_CHARS // 8)), "b")
+    await until(lambda: len(engine.asked) == 1)
+    if texts > 1:
+        held = made._held.used
+        for count in range(2, 6):
+            engine.gate.release()
+            await until_asked(engine, count)
+        assert {tenant for tenant, _ in engine.asked[1:]} == {"a", "b"} and made._held.used < held
+    await made.cancel(first)
+    await made.cancel(second)
+    assert not made._held.used and not made._own_turns
+    await made.close()

@@ -23,6 +23,12 @@ class ServerSettings:
     )
     admin_host: str = option("127.0.0.1", "Address of --admin-port.")
     insecure: bool = option(False, "Allow a --host other than 127.0.0.1 without API keys.")
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "Host name that requests may use where no API key is needed, besides this machine's. May be repeated. *: any.",
+        name="allowed_host",
+        kind=kinds.TEXTS,
+    )
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8080, "Port to listen on.", variables=names("SAGEMAKER_BIND_TO_PORT"))
     job_queue_size: int = option(

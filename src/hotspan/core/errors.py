@@ -53,6 +53,9 @@ class FormatterError(HotspanError):
     phase: "input" or "output". name: the formatter. status: what the client is answered.
     """
 
+    about = "model"
+    """As an HttpError has it: the formatter belongs to one model or adapter."""
+
     def __init__(self, message: str, *, phase: str, name: str, status: int = 500) -> None:
         super().__init__(message)
         self.phase = phase

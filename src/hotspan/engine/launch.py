@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 _WARM_SALT = "hotspan-warm-up"
 _TELL_S = 0.25
+_CHARS_PER_TOKEN = 128
+"""Of the longest token, where the tokenizer does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,12 @@ class Engine:
     def max_tokens(self) -> int:
         """How many tokens a request may have in all, prompt and answer."""
         return int(self.client.model_config.max_model_len)
+
+    @property
+    def max_chars(self) -> int:
+        """How many characters such a prompt may have: as many as the longest tokens have."""
+        longest = getattr(self.tokenizer, "max_chars_per_token", None)
+        return self.max_tokens * (int(longest) if longest else _CHARS_PER_TOKEN)
 
     async def tokens(self, prompt: str) -> list[int]:
         """A text's tokens, as /v1/completions makes them. Raises: ValueError for one that no request may have."""

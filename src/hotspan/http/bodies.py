@@ -121,6 +121,11 @@ class Budget:
     def used(self) -> int:
         return sum(self._used.values())
 
+    @property
+    def most(self) -> int:
+        """What one owner can use, while others use nothing of what is shared."""
+        return self.own + self._shared
+
     def take(self, owner: Hashable, amount: int) -> bool:
         """Whether `owner` now uses so much more; if not, nothing has changed."""
         used = self._used.get(owner, 0)
@@ -159,7 +164,7 @@ class Bodies:
     def body(self, exchange: Exchange, owner: Hashable) -> "HeldBody":
         """A context manager with the whole body, which counts as `owner`'s until the end of the block.
 
-        Raises: HttpError 408, 413 or 503; ClientGone.
+        Raises: HttpError 408, 413 or 429; ClientGone.
         """
         return HeldBody(self, exchange, owner)
 
@@ -167,14 +172,14 @@ class Bodies:
         length = exchange.headers.get("content-length", "0")
         self._check(int(length) if length.isdigit() else 0)
         if not self._uploads.take(owner, 1):
-            raise HttpError(503, "as many of your requests' bodies are on their way as may be: try again", retry_s=1)
+            raise HttpError(429, "as many of your requests' bodies are on their way as may be: try again", retry_s=1)
         size, parts = 0, []
 
         def hold(part: bytes) -> None:
             nonlocal size
             self._check(size + len(part))
             if not self._held.take(owner, len(part)):
-                raise HttpError(503, "your requests hold as much memory as they may: try again", retry_s=1)
+                raise HttpError(429, "your requests hold as much memory as they may: try again", retry_s=1)
             size += len(part)
             parts.append(part)
 

@@ -13,6 +13,13 @@ RETRY_S = 5
 _RETRIED_LATER = frozenset({429, 503})
 """Statuses that always have Retry-After."""
 
+REFUSED = "x-hotspan-refused"
+"""The header of a refusal that tells nothing of the server's health: what the refusal is about. A router reads it in
+the responses of its replicas, whatever status these have (LMI's clients get 503 for 429)."""
+
+LIMIT, MODEL = "limit", "model"
+"""Values of REFUSED: the requests in work are as many as may be; the model or adapter that the request names."""
+
 
 class HttpError(HotspanError):
     """A request that is refused; the message says what happened, to what, and what to do next.
@@ -21,6 +28,7 @@ class HttpError(HotspanError):
     retry_s: seconds of Retry-After; 429 and 503 always have one.
     code:    a word for programs, such as invalid_api_key; without one the status.
     kind:    the error's type; without one it is made of the status.
+    about:   LIMIT or MODEL for a refusal that says nothing of the server's health; 429 is always about a LIMIT.
     """
 
     def __init__(
@@ -32,9 +40,11 @@ class HttpError(HotspanError):
         retry_s: int | None = None,
         code: str | None = None,
         kind: str | None = None,
+        about: str = "",
     ) -> None:
         super().__init__(message)
         self.status = status
+        self.refused = about or (LIMIT if status == HTTPStatus.TOO_MANY_REQUESTS else "")
         self.retry_s = RETRY_S if retry_s is None and status in _RETRIED_LATER else retry_s
         self._body: dict[str, Any] = {}
         kind = kind or error_type(status)
@@ -45,7 +55,9 @@ class HttpError(HotspanError):
         """Any error of hotspan as one for a client, with its own `status` if it has one."""
         if isinstance(error, HttpError):
             return error
-        return cls(getattr(error, "status", 500), str(error), kind=type(error).__name__)
+        return cls(
+            getattr(error, "status", 500), str(error), kind=type(error).__name__, about=getattr(error, "about", "")
+        )
 
     @classmethod
     def answered(cls, status: int, body: bytes) -> "HttpError":
@@ -83,6 +95,8 @@ class HttpError(HotspanError):
     def headers(self) -> dict[str, str]:
         """Headers of the response besides those of its body."""
         found = {} if self.retry_s is None else {"retry-after": str(self.retry_s)}
+        if self.refused:
+            found[REFUSED] = self.refused
         if self.status == HTTPStatus.UNAUTHORIZED:
             found["www-authenticate"] = 'Bearer realm="hotspan"'
         return found

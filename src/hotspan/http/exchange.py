@@ -48,6 +48,7 @@ class Exchange:
     request_id:  the client's, if it sent a usable one.
     gone:        set once the client closed its connection, or nobody waits for the response any more.
     is_begun:    the response's head is sent, with `status`. is_over: its end is sent, too.
+    on_begin:    called before that.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,6 +58,7 @@ class Exchange:
         self.request_id = _request_id(self.headers)
         self.gone = asyncio.Event()
         self.is_begun = self.is_over = False
+        self.on_begin: Callable[[], None] = _nothing
         self.status = 0
         self._receive = receive
         self._send = send
@@ -125,6 +127,7 @@ class Exchange:
         names = {name.lower() for name, _ in headers}
         own = [(name, value) for name, value in raw(self.own_headers()) if name not in names]
         self.is_begun, self.status = True, status
+        self.on_begin()
         await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *own]})
 
     async def write(self, content: bytes, *, is_last: bool = False) -> None:
@@ -217,6 +220,10 @@ class Watched:
             self._task.cancel()
         elif not self._is_cancelled:
             self._exchange.gone.set()
+
+
+def _nothing() -> None:
+    pass
 
 
 def raw(headers: Mapping[str, str]) -> RawHeaders:

@@ -12,12 +12,12 @@ from yarl import URL
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import REQUEST_ID, Exchange, RawHeaders
 from hotspan.http.head import HeadError, end_to_end, header_text
+from hotspan.http.paths import INVOCATIONS, PREFETCH, STATELESS, WORK
 
 IDLE_S = 3.0
 """How long a connection may wait for the next request: less than the 5 s of hotspan's servers and of uvicorn."""
 
 _MAX_HEAD_LINE = 64 * 1024
-_MAX_URLS = 4096
 _AUTOMATIC = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 _FORWARDED = "x-forwarded-for"
 
@@ -198,7 +198,7 @@ class Upstream:
             )
             if url.origin() != base.origin() or url.raw_path_qs != target:
                 raise HttpError(400, "the target is no plain path: send one without a fragment")
-            if len(self._urls) < _MAX_URLS:  # paths are few; clients that make them up gain nothing here
+            if target in _KNOWN:  # what clients make up is not kept
                 self._urls[server, target] = url
         return url
 
@@ -269,6 +269,9 @@ def forwarded(exchange: Exchange, traced: Mapping[str, str] | None = None) -> li
     result.append((REQUEST_ID, exchange.request_id))
     return [*result, *(traced or {}).items()]
 
+
+_KNOWN = frozenset((INVOCATIONS, *WORK, *STATELESS, PREFETCH, "/ping", "/health", "/metrics", "/v1/models"))
+"""Targets whose URLs are kept for each server: those that are asked often."""
 
 _REWRITTEN = frozenset((_FORWARDED.encode(), b"x-forwarded-proto", b"x-forwarded-host", b"host"))
 """Headers that name where a request came from, and are written anew."""

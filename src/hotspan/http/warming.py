@@ -96,7 +96,7 @@ def warmup(row: Json, name: str, template: str | None, tags: Sequence[str]) -> W
 
 
 async def warm(
-    texts: Sequence[Warmup],
+    texts: Iterable[Warmup],
     server: Server,
     common: Json,
     done: Warmed,

@@ -8,6 +8,8 @@ from hotspan.core.addresses import is_loopback
 from hotspan.core.credentials import key_digest, shown_keys
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import Exchange
+from hotspan.http.hosts import Hosts
+from hotspan.router.types import ANYBODY, Owner
 
 _PROXIES = ("forwarded", "x-forwarded-for", "x-real-ip")
 
@@ -18,11 +20,21 @@ class Access:
     header:      that names the tenant, instead of the API key.
     keys:        SHA-256 of each API key that is let in, and whom replicas take it for; none lets in everybody.
     admin_token: None lets in this machine only.
+    hosts:       names that requests may ask by where they need no key; None is this machine's.
+    is_shared:   replicas share texts between tenants, or have none: no client's texts are told apart here.
     """
 
     def __init__(
-        self, header: str | None = None, keys: Mapping[bytes, str] | None = None, admin_token: str | None = None
+        self,
+        header: str | None = None,
+        keys: Mapping[bytes, str] | None = None,
+        admin_token: str | None = None,
+        *,
+        is_shared: bool = False,
+        hosts: Hosts | None = None,
     ) -> None:
+        self._hosts = hosts or Hosts()
+        self._is_shared = is_shared
         self._keys = keys or {}
         self._header = header.lower() if header else None
         self._admin_token = admin_token
@@ -46,10 +58,19 @@ class Access:
             given = self._shown(headers)
         return hmac.digest(self._secret, given, "sha256")[:8].hex() if given else ""
 
-    def tenant_at_replicas(self, headers: Mapping[str, str]) -> str:
-        """The tenant whose caches a request uses; "" is the default one, or one that is not known here."""
+    def owner_of_texts(self, headers: Mapping[str, str]) -> Owner:
+        """Whose texts a request's are: its tenant's, or those of whoever shows the same credentials.
+
+        The mark is the same in every router, so that all send a session to the same replica.
+        """
+        if self._is_shared:
+            return ANYBODY
         digests = map(key_digest, shown_keys(headers)) if self._keys else ()
-        return next(filter(None, map(self._keys.get, digests)), "")
+        if tenant := next(filter(None, map(self._keys.get, digests)), ""):
+            return Owner(tenant, key_digest(f"tenant\0{tenant}"))
+        named = headers.get(self._header, "").encode("latin-1", "backslashreplace") if self._header else b""
+        shown = self._shown(headers)
+        return Owner("", key_digest(b"%d\0%b%b" % (len(named), named, shown))) if named or shown else ANYBODY
 
     def _shown(self, headers: Mapping[str, str]) -> bytes:
         """The key of a request; of two, the first that is known.
@@ -62,6 +83,11 @@ class Access:
         return keys[0] if keys else b""
 
     # -- who may -------------------------------------------------------------------------------------------------------
+
+    def check_host(self, exchange: Exchange, *, is_admin: bool) -> None:
+        """Raise HttpError 421 for a name that is not this machine's, where no key is asked."""
+        if not self._keys or (is_admin and self._admin_token is None):
+            self._hosts.check(exchange.headers.get("host", ""))
 
     def check_client(self, exchange: Exchange) -> None:
         """Raise HttpError 401 if keys are needed and the request shows none of them."""

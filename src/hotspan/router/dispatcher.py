@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hotspan.http.errors import HttpError
+from hotspan.http.errors import LIMIT, HttpError
 from hotspan.router.fleet import Fleet, NoReplicaError, Ticket
 from hotspan.router.queue import FairQueue, Waiting, Where
 from hotspan.router.types import Ask
@@ -108,7 +108,7 @@ class Dispatcher:
                 raise
             self.overdue += 1
             message = f"every replica is busy, and none was free within {self._timeout_s:g} s: try again"
-            raise HttpError(503, message, retry_s=self._retry_s()) from error
+            raise HttpError(503, message, retry_s=self._retry_s(), about=LIMIT) from error
         finally:
             self.waited_s += self._fleet.clock.monotonic() - began_s
             self.queue.remove(entry)

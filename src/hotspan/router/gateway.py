@@ -10,6 +10,7 @@ import contextlib
 import functools
 import logging
 import random
+import secrets
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -25,6 +26,7 @@ from hotspan.http.dashboard import HTML, dashboard
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import JSON, ClientGone, Exchange, Receive, Scope, Send
 from hotspan.http.head import DECISIVE
+from hotspan.http.hosts import Hosts
 from hotspan.http.upstream import Upstream
 from hotspan.router.access import Access
 from hotspan.router.blocks import Blocks
@@ -88,7 +90,13 @@ class Gateway:
         rng = rng or random.Random()
         self._upstream = upstream
         self._replicas = {replica.url: replica for replica in settings.replicas}
-        self._access = Access(settings.tenant_header, settings.keys, settings.admin_token)
+        self._access = Access(
+            settings.tenant_header,
+            settings.keys,
+            settings.admin_token,
+            is_shared=settings.share_across_tenants,
+            hosts=Hosts((settings.host, *settings.allowed_hosts)),
+        )
         self._bodies = Bodies(http_limits(settings))
         named = [name for name in (settings.tenant_header, settings.session_key) if name]
         self._decisive = DECISIVE | {name.lower().encode() for name in named}
@@ -198,6 +206,7 @@ class Gateway:
         outcome = "failed"
         try:
             exchange.check(self._decisive, MAX_HEAD_BYTES)
+            self._access.check_host(exchange, is_admin=route in (Route.ADMIN, Route.METRICS))
             if route in (Route.WORK, Route.ONE, Route.ALL, Route.PREFETCH, Route.WARM):
                 self._access.check_client(exchange)
             outcome = await self._answers[route](exchange)
@@ -233,7 +242,8 @@ class Gateway:
 
     async def _one(self, exchange: Exchange) -> str:
         """By any replica, or the one that has what the path names."""
-        ask = Ask((), 0, 1.0, response=response_of(exchange.path))
+        owner = self._access.owner_of_texts(exchange.headers).mark
+        ask = Ask((), 0, 1.0, owner=owner, response=response_of(exchange.path))
         async with self._body(exchange) as body, exchange.watched(is_cancelled=True):
             return await self._proxy.forward(exchange, body, ask, self._clock.monotonic())
 
@@ -364,7 +374,8 @@ def _prompts(settings: RouterSettings, access: Access) -> Prompts:
         # Events do not say which name is the model's own; without them each name can have its own texts.
         "names": settings.model_names or (None if has_events else ()),
         "session_key": settings.session_key or "",
-        "tenant_of": access.tenant_at_replicas,
+        "owner_of": access.owner_of_texts,
+        "secret": secrets.randbits(64),
         "separators": settings.blend_separators,
     }
     if settings.model is not None:

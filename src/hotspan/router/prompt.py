@@ -1,10 +1,19 @@
 """The prompt in a request's body, in each of the schemas that replicas take."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hotspan.router.template import Json
+
+MAX_TEXT = 1 << 22
+"""Characters of a prompt that are compared, about a million tokens. A longer chat is not read."""
+
+MAX_MESSAGES, MAX_NODES = 4096, 1 << 15
+"""Of a chat that is read: its messages, and the objects, lists and fields in them and in its tools."""
+
+MAX_COPIED = 1 << 31
+"""Messages times characters: what a template copies that adds one message after the other to its text."""
 
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens")
 
@@ -27,12 +36,15 @@ class Prompt:
 
 
 def prompt_of(path: str, body: Mapping[str, Any]) -> Prompt:
-    """The prompt of a request; an empty one if it has none, or none that can be known here."""
+    """The prompt of a request; an empty one if it has none, or none that can be known here.
+
+    Raises: TooMuchError.
+    """
     max_tokens = _max_tokens(body)
     if path.endswith("/responses"):
-        return _chat(_of_responses(body), [_flat_tool(tool) for tool in _list(body.get("tools"))], max_tokens)
+        return _chat(_of_responses(body), [_flat_tool(tool) for tool in _few(body.get("tools"))], max_tokens)
     if path.endswith("/messages"):
-        return _chat(_of_messages(body), [_named_tool(tool) for tool in _list(body.get("tools"))], max_tokens)
+        return _chat(_of_messages(body), [_named_tool(tool) for tool in _few(body.get("tools"))], max_tokens)
     if path.endswith("/completions") and not path.endswith("/chat/completions"):
         return _plain(body.get("prompt"), max_tokens)
     for name in ("prompt", "inputs"):  # as replicas tell schemas apart
@@ -42,9 +54,11 @@ def prompt_of(path: str, body: Mapping[str, Any]) -> Prompt:
     if not isinstance(messages, list):
         return Prompt(max_tokens=max_tokens)
     if messages and isinstance(messages[0], list):
-        chats = [_chat(_list(each), (), max_tokens) for each in messages]
-        return replace(chats[0], others=sum(chat.bytes for chat in chats[1:]))
-    return _chat(messages, [tool for tool in _list(body.get("tools")) if isinstance(tool, dict)], max_tokens)
+        first, *others = (_list(each) for each in messages[: MAX_MESSAGES + 1])
+        if sum(map(len, others), len(messages)) > MAX_MESSAGES:
+            raise TooMuchError(f"more than {MAX_MESSAGES} messages")
+        return replace(_chat(first, (), max_tokens), others=sum(_chat(each, (), max_tokens).bytes for each in others))
+    return _chat(messages, [tool for tool in _few(body.get("tools")) if isinstance(tool, dict)], max_tokens)
 
 
 def path_of(body: Mapping[str, Any]) -> str:
@@ -59,15 +73,63 @@ def _plain(prompt: object, max_tokens: int) -> Prompt:
         return Prompt(text=prompt, bytes=len(prompt), max_tokens=max_tokens)
     if not isinstance(prompt, list) or not prompt:
         return Prompt(max_tokens=max_tokens)
-    if all(type(each) is int for each in prompt):
+    if set(map(type, prompt)) == {int}:
         return Prompt(ids=prompt, bytes=4 * len(prompt), max_tokens=max_tokens)
+    if len(prompt) > MAX_MESSAGES:
+        raise TooMuchError(f"more than {MAX_MESSAGES} prompts")
     first = _plain(prompt[0], max_tokens) if isinstance(prompt[0], str | list) else Prompt(max_tokens=max_tokens)
     sizes = (len(each) * (4 if isinstance(each, list) else 1) for each in prompt[1:] if isinstance(each, str | list))
     return replace(first, others=sum(sizes))
 
 
+class TooMuchError(Exception):
+    """A prompt has more than is read here."""
+
+
+def flat(roots: Iterable[object], limit: int = MAX_NODES) -> list[str]:
+    """All strings in some values, names of fields too, in one order. Raises: TooMuchError beyond `limit` nodes."""
+    found: list[str] = []
+    stack = [*roots]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, str):
+            found.append(value)
+            continue
+        inner = value if isinstance(value, dict | list) else ()
+        limit -= 1 + len(inner)
+        if limit < 0:
+            raise TooMuchError(f"more than {MAX_NODES} objects, lists and fields")
+        stack += inner
+        if isinstance(value, dict):
+            stack += value.values()
+    return found
+
+
+def _check_size(messages: Sequence[Json], tools: Sequence[Json]) -> None:
+    """Raise TooMuchError for a chat whose reading would take long: all later steps are linear in what is counted."""
+    if len(messages) > MAX_MESSAGES:
+        raise TooMuchError(f"more than {MAX_MESSAGES} messages")
+    others = [{name: value for name, value in message.items() if name != "content"} for message in messages]
+    # Strings may be parsed or written as JSON, as a tool call's arguments are.
+    strings = flat([*others, *tools])
+    nested = sum(text.count(opening) for text in strings for opening in ",[{")
+    flat([message.get("content") for message in messages], MAX_NODES - min(nested, MAX_NODES + 1))
+    size = sum(map(len, strings)) + sum(map(_text_size, messages))
+    if size > MAX_TEXT or size * len(messages) > MAX_COPIED:
+        raise TooMuchError(f"{size} characters in {len(messages)} messages")
+
+
+def check_options(body: Mapping[str, Any]) -> None:
+    """The same for what else a template is given of a body."""
+    strings = flat(body.get(name) for name in ("tools", "documents", "chat_template_kwargs"))
+    if sum(map(len, strings)) > MAX_TEXT:
+        raise TooMuchError("tools, documents or settings of the template are too long")
+
+
 def _chat(messages: Sequence[object], tools: Sequence[Json], max_tokens: int) -> Prompt:
-    """A prompt of messages, up to the first item that is no message."""
+    """A prompt of messages, up to the first item that is no message. Raises: TooMuchError."""
+    if len(messages) > MAX_MESSAGES:
+        raise TooMuchError(f"more than {MAX_MESSAGES} messages")
     known: list[Json] = []
     for message in messages:
         if not isinstance(message, dict):
@@ -75,21 +137,26 @@ def _chat(messages: Sequence[object], tools: Sequence[Json], max_tokens: int) ->
         known.append(message)
     if not known:
         return Prompt(max_tokens=max_tokens)
+    _check_size(known, tools)
     return Prompt(messages=known, tools=tools, bytes=sum(map(_size, known)), max_tokens=max_tokens)
 
 
 def _size(message: Json) -> int:
     """Bytes of a message's text and of its other fields, which a template may write, too."""
-    content = message.get("content")
-    size = len(content) if isinstance(content, str) else 0
-    if isinstance(content, list):
-        size = sum(
-            len(part["text"]) for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)
-        )
+    size = _text_size(message)
     others = (value for name, value in message.items() if name not in ("role", "content"))
     return size + sum(
         len(value) if isinstance(value, str) else len(repr(value)) for value in others if value is not None
     )
+
+
+def _text_size(message: Json) -> int:
+    """Characters of a message's text."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return len(content) if isinstance(content, str) else 0
+    texts = (part.get("text") if isinstance(part, dict) else part for part in content)
+    return sum(len(text) for text in texts if isinstance(text, str))
 
 
 def _of_responses(body: Mapping[str, Any]) -> list[object]:
@@ -100,7 +167,7 @@ def _of_responses(body: Mapping[str, Any]) -> list[object]:
     messages: list[object] = [{"role": "system", "content": instructions}] if isinstance(instructions, str) else []
     if isinstance(given, str):
         return [*messages, {"role": "user", "content": given}]
-    for item in _list(given):
+    for item in _list(given)[: MAX_MESSAGES + 1]:
         message = _of_item(item)
         messages.append(message)
         if message is None:
@@ -128,7 +195,7 @@ def _of_messages(body: Mapping[str, Any]) -> list[object]:
     """The messages of Anthropic's schema, where the system prompt is a field of its own."""
     system, messages = body.get("system"), _list(body.get("messages"))
     if isinstance(system, list):
-        system = "\n".join(str(part.get("text", "")) for part in system if isinstance(part, dict))
+        system = "\n".join(str(part.get("text", "")) for part in _few(system) if isinstance(part, dict))
     return [{"role": "system", "content": system}, *messages] if system else messages
 
 
@@ -159,6 +226,13 @@ def _max_tokens(body: Mapping[str, Any]) -> int:
             if type(value) is int and value > 0:
                 return value
     return 0
+
+
+def _few(value: object) -> list[Any]:
+    """A list; an empty one for any other value. Raises: TooMuchError for a long one."""
+    if len(found := _list(value)) > MAX_MESSAGES:
+        raise TooMuchError(f"more than {MAX_MESSAGES} tools or parts")
+    return found
 
 
 def _list(value: object) -> list[Any]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from hotspan.http.errors import HttpError
+from hotspan.http.errors import MODEL, REFUSED, HttpError
 from hotspan.http.exchange import ClientGone, Exchange, RawHeaders
 from hotspan.http.head import CLOSED_SESSION_HEADER, NEW_SESSION_HEADER, SESSION_HEADER
 from hotspan.http.upstream import BrokenError, UnreachedError, Upstream, UpstreamResponse, forwarded, relay
@@ -26,6 +26,7 @@ from hotspan.router.shadow import Shadows
 from hotspan.router.text import Prompts
 from hotspan.router.tracing import Span, Tracer
 from hotspan.router.types import PIECE_BYTES, Ask
+from hotspan.router.unready import UnreadyModels
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,11 @@ class _Request:
     tried: frozenset[str] = frozenset()
     attempts: int = 0
 
+    @property
+    def named(self) -> str:
+        """All by which it can name a model: in its body, its path or its query."""
+        return f"{self.ask.model}\0{self.exchange.target}"
+
 
 class Proxy:
     """Forwards requests to replicas. One event loop's."""
@@ -98,6 +104,7 @@ class Proxy:
         self._budget = RetryBudget(settings.retry_share, settings.retry_reserve, fleet.clock)
         self._split = Split(settings.group_shares) if settings.group_shares else None
         self._groups = _groups(settings)
+        self._unready = UnreadyModels(fleet.clock)
 
     async def forward(self, exchange: Exchange, body: bytes, ask: Ask, began_s: float) -> str:
         """Answer a request from a replica; the outcome, for the metrics. began_s: when its head came."""
@@ -110,7 +117,7 @@ class Proxy:
             while True:
                 try:
                     ticket = await self._dispatcher.take(
-                        ask, where=request.where, without=request.tried, is_retry=request.attempts > 0
+                        ask, where=request.where, without=self._avoided(request), is_retry=request.attempts > 0
                     )
                 except NoReplicaError:
                     if request.where is None:
@@ -143,22 +150,25 @@ class Proxy:
         is_over, since = False, health.parts
         try:
             answer = await self._upstream.ask(name, exchange.method, exchange.target, request.headers, request.body)
-            if is_refused := answer.status in _RETRIED:
-                is_over = True
-                if answer.status == HTTPStatus.GATEWAY_TIMEOUT:
+            is_sign = not (about := answer.header(REFUSED))
+            if answer.status in _RETRIED and (is_sign or about == MODEL):
+                if not is_sign:
+                    self._unready.note(name, request.named, answer)
+                elif answer.status == HTTPStatus.GATEWAY_TIMEOUT:
                     health.was_late(since, "504")
                 else:
                     health.failed(str(answer.status))
+                is_over, is_sign = is_sign, False
                 if request.bound is None and self._may_retry(request, name):
                     return str(answer.status)
             try:
                 first = await answer.part()
             except BrokenError as error:
                 raise UnreachedError(str(error), is_overdue=error.is_overdue) from error
-            if not is_refused:
+            if is_sign:
                 is_over = True
                 health.answered()
-            await self._relay(request, ticket, answer, first)
+            await self._relay(request, ticket, answer, first, is_sign=is_sign)
             return None
         except UnreachedError as error:
             is_over = True
@@ -192,6 +202,12 @@ class Proxy:
             return False
         return True
 
+    def _avoided(self, request: _Request) -> frozenset[str]:
+        """The replicas that a request has tried, and while there are others those that are not ready for its model."""
+        where = self._fleet.up if request.where is None else request.where.intersection(self._fleet.up)
+        avoided = request.tried | self._unready.of(request.named)
+        return avoided if where - avoided else request.tried
+
     def _widen(self, request: _Request) -> None:
         """No replica is up any more where a request may go: from now on any may take it."""
         if not self._unbind(request):
@@ -203,21 +219,26 @@ class Proxy:
         if request.bound is None:
             return False
         table, name = request.bound
-        table.lose(name)
+        table.lose(name, request.ask.owner)
         request.bound = request.where = None
         return True
 
-    async def _relay(self, request: _Request, ticket: Ticket, answer: UpstreamResponse, part: bytes) -> None:
-        """Pass an answer on, byte for byte. If it breaks off, so does the client's: nobody takes it for complete."""
+    async def _relay(
+        self, request: _Request, ticket: Ticket, answer: UpstreamResponse, part: bytes, *, is_sign: bool
+    ) -> None:
+        """Pass an answer on, byte for byte. If it breaks off, so does the client's: nobody takes it for complete.
+
+        is_sign: the answer is a sign of the replica's health.
+        """
         exchange, health = request.exchange, self._health[ticket.decision.name]
         if answer.header("content-type").startswith(_STREAMS):
             ticket.first_byte()
         self._metrics.first_byte_s.observe(self._clock.monotonic() - request.began_s)
         if SESSION_HEADER in exchange.headers:
             new = answer.header(NEW_SESSION_HEADER) or answer.header(SESSION_HEADER)
-            self._sessions.note(ticket.decision.name, new, answer.header(CLOSED_SESSION_HEADER))
+            self._sessions.note(ticket.decision.name, new, answer.header(CLOSED_SESSION_HEADER), request.ask.owner)
         if exchange.path.endswith("/responses") and (made := _RESPONSE.search(part, 0, _TAIL)):
-            self._responses.note(ticket.decision.name, made[1].decode(), "")
+            self._responses.note(ticket.decision.name, made[1].decode(), "", request.ask.owner)
         copies = self._shadows.begin(exchange, request.body, request.headers, ticket.decision.name, answer)
         since, before, last = 0, b"", b""
         began_s = waited_s = 0.0
@@ -248,7 +269,7 @@ class Proxy:
             exchange.status = -1
             return
         self._shadows.end(copies)
-        if answer.status not in _RETRIED:
+        if is_sign:
             health.succeeded()
         ticket.end(answer_tokens=self._learn(request.ask, before, last), failed=answer.status >= 400)
 
@@ -274,12 +295,12 @@ class Proxy:
         """Set which replicas may take a request: that of its session or response, or its group of the split."""
         named = request.exchange.headers.get(SESSION_HEADER, "")
         for table, name in ((self._sessions, named), (self._responses, request.ask.response)):
-            if (home := table.home(name)) is None:
+            if (home := table.home(name, request.ask.owner)) is None:
                 continue
             if home in self._fleet.up:
                 request.bound, request.where = (table, name), frozenset((home,))
                 return
-            table.lose(name)
+            table.lose(name, request.ask.owner)
         if self._split is None:
             return
         session = request.ask.session or request.exchange.request_id.encode()

@@ -7,6 +7,7 @@ computes it, so the index counts how often each was sent where.
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import chain, islice
 from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
@@ -15,6 +16,8 @@ MIN_BYTES = 1024
 """About 256 tokens, a window's: nothing is kept of a shorter section."""
 
 _MAX_ENTRIES = 65_536
+_MAX_CUTS = 16_384
+"""Separators of one prompt that are looked at."""
 
 
 class Section(NamedTuple):
@@ -44,7 +47,8 @@ def separator_pattern(separators: Iterable[str]) -> re.Pattern[bytes] | None:
 def sections_of(text: bytes, root: int, pattern: re.Pattern[bytes]) -> list[Section]:
     """The sections of a text that are long enough. root: of adapter and salt, as for its pieces."""
     found, start = list[Section](), 0
-    for begin, end in [*(match.span() for match in pattern.finditer(text)), (len(text), len(text))]:
+    cuts = (match.span() for match in islice(pattern.finditer(text), _MAX_CUTS))
+    for begin, end in chain(cuts, ((len(text), len(text)),)):
         if begin - start >= MIN_BYTES:
             found.append(Section(xxh3_64_intdigest(text[start:begin], root), start, begin))
         start = end

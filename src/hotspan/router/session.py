@@ -15,7 +15,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from hotspan.core.clock import Clock
 from hotspan.http.head import SESSION_HEADER
-from hotspan.router.prompt import Prompt
+from hotspan.router.prompt import Prompt, flat
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -43,11 +43,14 @@ _MAX_ID = 256
 # -- which session -----------------------------------------------------------------------------------------------------
 
 
-def session_key(headers: Mapping[str, str], body: Mapping[str, Any], prompt: Prompt, configured: str = "") -> bytes:
+def session_key(
+    headers: Mapping[str, str], body: Mapping[str, Any], prompt: Prompt, configured: str = "", owner: bytes = b""
+) -> bytes:
     """The name of a request's session, 16 bytes; empty if the request names none and has no prompt.
 
     headers:    with lower-case names.
     configured: a header or a field of the body that takes precedence over all others.
+    owner:      the mark of whose it is: two owners' sessions have nothing in common.
     """
     found = _given(headers.get(configured.lower())) or _given(body.get(configured)) if configured else b""
     for fields, names in ((headers, _HEADERS), (body, _FIELDS)):
@@ -55,7 +58,7 @@ def session_key(headers: Mapping[str, str], body: Mapping[str, Any], prompt: Pro
             if not found and name in fields:
                 found = _given(fields[name])
     found = found or _beginning(prompt)
-    return xxh3_128_digest(found) if found else b""
+    return xxh3_128_digest(owner + found) if found else b""
 
 
 def _given(value: object) -> bytes:
@@ -72,10 +75,14 @@ def _beginning(prompt: Prompt) -> bytes:
     for message in prompt.messages:
         role, content = message.get("role"), message.get("content")
         if role in ("system", "developer", "user"):
-            parts.append(f"{role}\0{content if isinstance(content, str) else repr(content)}")
+            parts.append(f"{role}\0{content if isinstance(content, str) else _strings(content)}")
         if role == "user":
             break
     return "\0\0".join(parts).encode(errors="replace")
+
+
+def _strings(content: object) -> str:
+    return "\0".join(reversed(flat([content])))
 
 
 # -- where it lives ----------------------------------------------------------------------------------------------------
@@ -143,6 +150,8 @@ class StatefulSessions:
         NEW_SESSION -> the cheapest replica -> its response names the id -> bound here until it expires
         ID          -> that replica            CLOSE -> that replica, and forgotten here
 
+    Ids are known by owner: another owner's id is one that is not known here.
+
     lasts_s: life of a session for which the replica names no end.
     is_kept: one whose replica is gone stays bound to it: no other replica can ever take it over.
     lost:    sessions whose replica was gone when they were asked for.
@@ -154,33 +163,34 @@ class StatefulSessions:
         self._clock = clock
         self._lasts_s = lasts_s
         self._is_kept = is_kept
-        self._homes: Recent[str, tuple[str, float]] = Recent(max_sessions)
+        self._homes: Recent[bytes, tuple[str, float]] = Recent(max_sessions)
         self.lost = 0
 
     def __len__(self) -> int:
         return len(self._homes)
 
-    def home(self, name: str | None) -> str | None:
+    def home(self, name: str | None, owner: bytes = b"") -> str | None:
         """The replica of a session; None if it is not known here, or has expired."""
-        found = None if not name or name == NEW_SESSION else self._homes.used(name)
+        key = _owned(name or NEW_SESSION, owner)
+        found = None if not name or name == NEW_SESSION else self._homes.used(key)
         if found is None:
             return None
         if found[1] <= self._clock.unix():
-            del self._homes[str(name)]
+            del self._homes[key]
             return None
         return found[0]
 
-    def note(self, replica: str, new: str, closed: str) -> None:
+    def note(self, replica: str, new: str, closed: str, owner: bytes = b"") -> None:
         """Take over what the headers of a replica's response say of sessions; "" says nothing."""
-        self._homes.pop(closed.strip(), None)
+        self._homes.pop(_owned(closed.strip(), owner), None)
         name, _, rest = new.partition(";")
         if 0 < len(name := name.strip()) <= _MAX_ID:
-            self._homes[name] = (replica, self._ends_s(rest))
+            self._homes[_owned(name, owner)] = (replica, self._ends_s(rest))
 
-    def lose(self, name: str) -> None:
+    def lose(self, name: str, owner: bytes = b"") -> None:
         """A session's replica is gone, and so is the session, unless it is kept for when the replica is back."""
         if not self._is_kept:
-            self.lost += self._homes.pop(name, None) is not None
+            self.lost += self._homes.pop(_owned(name, owner), None) is not None
 
     def _ends_s(self, attributes: str) -> float:
         _, _, given = attributes.partition("Expires=")
@@ -188,3 +198,8 @@ class StatefulSessions:
             return datetime.strptime(given.strip(), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
         except ValueError:
             return self._clock.unix() + self._lasts_s
+
+
+def _owned(name: str, owner: bytes) -> bytes:
+    """The name of an owner's session."""
+    return bytes((len(owner),)) + owner + name.encode(errors="replace")

@@ -223,11 +223,22 @@ class RouterSettings:
     tenants: Path | None = option(
         None, "The --tenants file of the replicas. With it, every client needs one of its keys."
     )
+    share_across_tenants: bool = option(
+        False,
+        "Do not tell clients' texts apart: the replicas share texts between tenants (--share-across-tenants), or have "
+        "no tenants.",
+    )
     admin_token_file: Path | None = option(
         None, "File (mode 0600) with the admin token. Without one, only this machine can reach /router/..."
     )
     insecure: bool = option(
         False, "Allow a --host other than 127.0.0.1 without API keys here, as where replicas check them."
+    )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "Host name that requests may use where no API key is needed, besides this machine's. May be repeated. *: any.",
+        name="allowed_host",
+        kind=TEXTS,
     )
     kv_events_key: Path | None = option(
         None, "File (0600) with the key of the replicas' KV events: no others are believed."

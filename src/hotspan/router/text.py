@@ -21,18 +21,22 @@ from hotspan.core.errors import ConfigError
 from hotspan.core.namespace import ENGINE_SALT, engine_salt
 from hotspan.core.terms import DEFAULT_TENANT
 from hotspan.http.head import ADAPTER_HEADER
-from hotspan.router.prompt import Prompt, path_of, prompt_of
+from hotspan.http.json_size import MAX_VALUES, most_values
+from hotspan.router.prompt import MAX_TEXT, Prompt, check_options, path_of, prompt_of
 from hotspan.router.sections import Section, sections_of, separator_pattern
 from hotspan.router.session import session_key
 from hotspan.router.template import ChatTemplate, texts_of
 from hotspan.router.tokens import TokenTable
-from hotspan.router.types import PIECE_BYTES, Ask
+from hotspan.router.types import ANYBODY, PIECE_BYTES, Ask, Owner
 
 logger = logging.getLogger(__name__)
 
 _ENGINE_NAME = re.compile(r"(?P<name>.+)@[0-9a-f]{12}")
 _MAX_NAMES = 4096
-_engine_salt = lru_cache(maxsize=1024)(engine_salt)
+_MAX_TENANTS = 1024
+_tenant_salt = lru_cache(maxsize=_MAX_TENANTS)(engine_salt)
+"""Of tenants, whom the operator names; what clients name is not kept."""
+
 _UNSALTED = engine_salt(DEFAULT_TENANT)
 
 _BYTES_PER_TOKEN = 4.0
@@ -62,9 +66,11 @@ class Roots:
     each tenant. What events show of these is used for requests too, so that both lead to the same keys.
 
     is_salted: replicas have shown salts of hotspan's, so requests are counted as having them.
+    secret:    64 bits, which nobody who writes texts may know: xxh3 alone does not keep names apart on purpose.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, secret: int = 0) -> None:
+        self._secret = secret
         self._adapters: dict[str, str] = {}
         self.is_salted = False
 
@@ -74,14 +80,25 @@ class Roots:
         if found and (found["name"] in self._adapters or len(self._adapters) < _MAX_NAMES):
             self._adapters[found["name"]] = adapter
         self.is_salted = self.is_salted or salt.startswith(ENGINE_SALT)
-        return _root(adapter, "" if salt == _UNSALTED else salt)
+        return self._root(adapter, "" if salt == _UNSALTED else salt)
 
-    def of_request(self, adapter: str, salt: str, tenant: str = "") -> int:
-        """The root of a text that a request asks for. tenant: whose it is to the replicas; "" is the default one."""
-        tenant = tenant or DEFAULT_TENANT
-        if self.is_salted and (salt or tenant != DEFAULT_TENANT):
-            salt = _engine_salt(tenant, salt)
-        return _root(self._adapters.get(adapter, adapter), salt)
+    def of_request(self, adapter: str, salt: str, owner: Owner = ANYBODY) -> int:
+        """The root of a text that a request asks for; no two owners have one.
+
+        It is that of the replicas' events for an owner whose tenant is known, and for a client that shows nothing.
+        """
+        tenant, mark = owner.tenant or DEFAULT_TENANT, owner.mark
+        if self.is_salted and (owner.tenant or not mark):
+            mark = b""
+            if salt:
+                salt = engine_salt(tenant, salt)
+            elif tenant != DEFAULT_TENANT:
+                salt = _tenant_salt(tenant)
+        return self._root(self._adapters.get(adapter, adapter), salt, mark)
+
+    def _root(self, adapter: str, salt: str, mark: bytes = b"") -> int:
+        data = f"{adapter}\0{salt}".encode(errors="replace")
+        return xxh3_64_intdigest(data + b"\0" + mark if mark else data, self._secret)
 
 
 class Prompts:
@@ -92,7 +109,8 @@ class Prompts:
     template:        None joins messages in a form of its own, good for what this router itself dispatched.
     table:           None takes text as it is: exact KV state then only fits by luck.
     session_key:     a header or field of the body that names the session, before all others.
-    tenant_of:       whose a request is to the replicas, of its headers; None takes everybody for the default tenant.
+    owner_of:        whose texts a request's are, by its headers; None takes everybody for one owner.
+    secret:          as `Roots` has it.
     separators:      texts between the documents of prompts, whose sections are compared, too, wherever they stand.
     bytes_per_token: of prompts, as learnt so far.
     unread, failed:  bodies that are no JSON object; odd ones, and chats that the template refused.
@@ -105,14 +123,15 @@ class Prompts:
         template: ChatTemplate | None = None,
         table: TokenTable | None = None,
         session_key: str = "",
-        tenant_of: Callable[[Mapping[str, str]], str] | None = None,
+        owner_of: Callable[[Mapping[str, str]], Owner] = lambda headers: ANYBODY,
         separators: Sequence[str] = (),
+        secret: int = 0,
     ) -> None:
-        self.roots = Roots()
+        self.roots = Roots(secret)
         self._names = None if names is None else frozenset(names)
         self._template, self._table = template, table
         self._session_key = session_key
-        self._tenant_of = tenant_of
+        self._owner_of = owner_of
         self._separators = separator_pattern(separators)
         self.bytes_per_token = _BYTES_PER_TOKEN
         self._answer_tokens = 0.0
@@ -142,33 +161,43 @@ class Prompts:
         request_id: for the log.
         """
         try:
-            parsed = orjson.loads(body) if body[:16].lstrip().startswith(b"{") else None
+            is_read = body[:16].lstrip().startswith(b"{") and most_values(body) <= MAX_VALUES
+            parsed = orjson.loads(body) if is_read else None
             if isinstance(parsed, dict):
-                return self.ask(path or path_of(parsed), headers, parsed, tenant=tenant)
+                return self.ask(path or path_of(parsed), headers, parsed, tenant=tenant, body_bytes=len(body))
         except orjson.JSONDecodeError:
             pass  # the replica says what is wrong with it
         except Exception:  # a prompt is the client's to write: whatever it is, a replica answers it
             logger.warning("prompt_unread request=%s path=%s", request_id, path, exc_info=True)
         self.unread += 1
-        session = session_key(headers, {}, Prompt(), self._session_key)
-        return Ask((), int(len(body) / _BYTES_PER_TOKEN), 1.0, session=session, tenant=tenant)
+        owner = self._owner_of(headers).mark
+        session = session_key(headers, {}, Prompt(), self._session_key, owner)
+        return Ask((), int(len(body) / _BYTES_PER_TOKEN), 1.0, session=session, tenant=tenant, owner=owner)
 
-    def ask(self, path: str, headers: Mapping[str, str], body: Mapping[str, Any], *, tenant: str = "") -> Ask:
-        """What routing needs to know of a request. Never raises for what is in it. headers: with lower-case names."""
-        session = b""
+    def ask(
+        self, path: str, headers: Mapping[str, str], body: Mapping[str, Any], *, tenant: str = "", body_bytes: int = 0
+    ) -> Ask:
+        """What routing needs to know of a request. Never raises for what is in it.
+
+        headers:    with lower-case names.
+        body_bytes: what counts as the length of a prompt that is not read.
+        """
+        session, owner = b"", self._owner_of(headers)
         try:
             prompt = prompt_of(path, body)
-            session = session_key(headers, body, prompt, self._session_key)
+            session = session_key(headers, body, prompt, self._session_key, owner.mark)
             text = self._bytes(prompt, body)
         except Exception:  # the body is a client's: anything can be in it, nested as deeply as it likes
             self.failed += 1
-            prompt, text = Prompt(), None
-        size = prompt.others + (prompt.bytes if text is None else len(text))
+            prompt, text = Prompt(bytes=body_bytes), None
+            session = session or session_key(headers, {}, prompt, self._session_key, owner.mark)
+        is_cut = text is None or 2 * len(text) < prompt.bytes
+        size = prompt.others + (prompt.bytes if text is None or is_cut else len(text))
         continued = body.get("previous_response_id") if path.endswith("/responses") else None
         keys: list[int] = []
         sections: list[Section] = []
         if text is not None and len(text) >= PIECE_BYTES:
-            root = self._root(headers, body)
+            root = self._root(headers, body, owner)
             keys = piece_keys(text, root)
             if self._separators is not None:
                 sections = sections_of(text, root, self._separators)
@@ -180,8 +209,10 @@ class Prompts:
             answer_tokens=self._answer(prompt),
             session=session,
             tenant=tenant,
+            owner=owner.mark,
             response=continued if isinstance(continued, str) else "",
             sections=sections,
+            model=model if isinstance(model := body.get("model"), str) else "",
         )
 
     def learn(self, prompt_bytes: float, prompt_tokens: int, answer_tokens: int | None = None) -> None:
@@ -212,26 +243,28 @@ class Prompts:
         """The prompt's bytes; None if it has no text, is too short for a piece, or a template refused it."""
         table = self._table
         if prompt.ids:
-            return self.join(prompt.ids) if min(prompt.ids) >= 0 else None
+            ids = prompt.ids[: MAX_TEXT // 4]
+            return self.join(ids) if min(ids) >= 0 else None
         is_whole = body.get("add_special_tokens", prompt.messages is None) is not False
         if prompt.messages is None:
-            text: str | None = prompt.text
-        elif self._is_short(prompt):
+            text: str | None = prompt.text[:MAX_TEXT]
+        elif self._is_short(prompt, body.get("documents")):
             return None
         elif self._template is None:
             text = _plain(prompt)
         elif "chat_template" in body:
             return None
         else:
+            check_options(body)
             text = self._template.render(prompt.messages, {**body, "tools": prompt.tools} if prompt.tools else body)
             self.failed += text is None
         if not text:
             return None
         return text.encode(errors="replace") if table is None else table.spell(text, is_whole=is_whole)
 
-    def _is_short(self, prompt: Prompt) -> bool:
+    def _is_short(self, prompt: Prompt, documents: object) -> bool:
         frame = _FRAME_BYTES * len(prompt.messages or ()) + (self._template.overhead if self._template else 0)
-        return not prompt.tools and prompt.bytes + frame < PIECE_BYTES
+        return not prompt.tools and not documents and prompt.bytes + frame < PIECE_BYTES
 
     def _adapter(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> str:
         """By header, then `adapters`, then `model`, as replicas take it."""
@@ -243,18 +276,13 @@ class Prompts:
             named = body.get("model")
         return named if isinstance(named, str) and named not in (self._names or ()) else ""
 
-    def _root(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> int:
+    def _root(self, headers: Mapping[str, str], body: Mapping[str, Any], owner: Owner) -> int:
         salt = body.get("cache_salt")
-        tenant = self._tenant_of(headers) if self._tenant_of else ""
-        return self.roots.of_request(self._adapter(headers, body), salt if isinstance(salt, str) else "", tenant)
+        return self.roots.of_request(self._adapter(headers, body), salt if isinstance(salt, str) else "", owner)
 
     def _answer(self, prompt: Prompt) -> int:
         mean = round(self._answer_tokens)
         return min(mean, prompt.max_tokens) if prompt.max_tokens else mean
-
-
-def _root(adapter: str, salt: str) -> int:
-    return xxh3_64_intdigest(f"{adapter}\0{salt}".encode(errors="replace"))
 
 
 def _in_any_case(headers: Mapping[str, str], name: str) -> str:

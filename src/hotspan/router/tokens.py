@@ -8,10 +8,11 @@ unknown words) is refused.
 
 import json
 import re
+import sys
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -24,6 +25,22 @@ if TYPE_CHECKING:
 _SPACE = "\u2581"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _PROBE = "x y"
+_SPACES = re.compile(r"\s*")
+
+MAX_ADDED = 1 << 15
+"""Added tokens of a text that is compared: several for each message."""
+
+MAX_NOT_ASCII = 1 << 17
+"""Characters of a text, besides those of ASCII, that are normalised; a text is compared up to there."""
+
+_NOT_ASCII = re.compile(rf"[^\x00-\x7f][^\x00-\x7f]{{,{MAX_NOT_ASCII - 1}}}")
+
+MAX_MARKS = 32
+"""Combining marks in a row that are normalised, as in Unicode's Stream-Safe Text Format (UAX 15): to put a run of marks
+into its order takes a time that is quadratic in the run. A text is compared up to a longer run."""
+
+_NO_LETTERS = re.compile(rf"[\W\uff9e\uff9f]{{{MAX_MARKS + 1},}}")
+"""Where a long run of marks can be: they are no letters or digits, but for two. Much faster than to look for marks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +65,49 @@ class AddedToken(NamedTuple):
     takes_left: bool = False
     takes_right: bool = False
 
-    def pattern(self, name: str) -> str:
-        """Matches it with the removed white space; `name` is the group of the token alone."""
-        left, right = (r"\s*" if takes else "" for takes in (self.takes_left, self.takes_right))
-        return f"{left}(?P<{name}>{re.escape(self.content)}){right}"
+
+class AddedTokens:
+    """Finds added tokens in a text: at each place the longest. Linear in the text, however many there are.
+
+    What is behind MAX_ADDED of them is left out.
+    """
+
+    def __init__(self, tokens: Iterable[AddedToken]) -> None:
+        self._by_content = {token.content: token for token in tokens}
+        self._pattern = re.compile(_longest(self._by_content))
+
+    def stretches(self, text: str) -> Iterator[tuple[str, str]]:
+        """The text before each added token, without the white space that is removed, and that token; "" at the end."""
+        at = 0
+        for number, found in enumerate(self._pattern.finditer(text) if self._by_content else ()):
+            if number == MAX_ADDED:
+                return
+            token = self._by_content[found[0]]
+            if found.start() < at:  # the token before took this white space
+                continue
+            before = text[at : found.start()]
+            yield before.rstrip() if token.takes_left else before, token.content
+            at = _SPACES.match(text, found.end()).end() if token.takes_right else found.end()  # type: ignore[union-attr]
+        yield text[at:], ""
+
+
+def _longest(contents: Iterable[str]) -> str:
+    """A pattern of the longest of some texts that is at a place: a tree of their characters."""
+    tree: dict[str, Any] = {}
+    for content in contents:
+        node = tree
+        for character in content:
+            node = node.setdefault(character, {})
+        node[""] = {}
+
+    def pattern(node: Mapping[str, Any]) -> str:
+        ways = [re.escape(character) + pattern(inner) for character, inner in node.items() if character]
+        if not ways:
+            return ""
+        joined = ways[0] if len(ways) == 1 and "" not in node else f"(?:{'|'.join(ways)})"
+        return joined + "?" if "" in node else joined
+
+    return pattern(tree)
 
 
 class TokenTable:
@@ -66,6 +122,7 @@ class TokenTable:
             for token in described.get("added_tokens") or ()
             if token["content"]
         ]
+        self._finder = AddedTokens(self._added)
         self._strips = any(token.takes_left or token.takes_right for token in self._added)
         specials = [token["content"] for token in described.get("added_tokens") or () if token["special"]]
         self._spelling = self._learn(tokenizer, specials)
@@ -91,7 +148,7 @@ class TokenTable:
         """The bytes of the tokens of a text. is_whole: with what the tokenizer puts in front of a prompt (BOS)."""
         how = self._spelling
         if how.form and not text.isascii():
-            text = unicodedata.normalize(how.form, text)
+            text = normal_form(text, how.form)
         if how.lead or self._strips:
             text = self._stretched(text)
         spelt = text.encode(errors="replace")
@@ -101,13 +158,9 @@ class TokenTable:
 
     def _stretched(self, text: str, how: _Spelling | None = None) -> str:
         """The text with what is put in front of its stretches, and without the white space that added tokens remove."""
-        how, out, at = how or self._spelling, [], 0
-        here = tuple(token for token in self._added if token.content in text)
-        for found in _pattern(here).finditer(text) if here else ():
-            out.append(_led(text[at : found.start()], how, is_first=at == 0))
-            out.append(found[str(found.lastgroup)])
-            at = found.end()
-        out.append(_led(text[at:], how, is_first=at == 0))
+        how, out = how or self._spelling, list[str]()
+        for stretch, token in self._finder.stretches(text):
+            out += (_led(stretch, how, is_first=not out), token)
         return "".join(out)
 
     def _learn(self, tokenizer: "Tokenizer", specials: Sequence[str]) -> _Spelling:
@@ -173,11 +226,41 @@ def _led(text: str, how: _Spelling, *, is_first: bool) -> str:
     return text if text.startswith(how.lead) and not how.is_doubled else how.lead + text
 
 
-@lru_cache(maxsize=64)
-def _pattern(tokens: tuple[AddedToken, ...]) -> re.Pattern[str]:
-    """Finds added tokens, longest first, with the white space that they remove; the matched group is the token."""
-    longest = sorted(tokens, key=lambda token: len(token.content), reverse=True)
-    return re.compile("|".join(token.pattern(f"t{at}") for at, token in enumerate(longest)))
+def normal_form(text: str, form: Literal["NFC", "NFKC"]) -> str:
+    """A text in a normal form, up to a run of more than MAX_MARKS combining marks, or MAX_NOT_ASCII characters."""
+    left, out, at = MAX_NOT_ASCII, list[str](), 0
+    for found in _NOT_ASCII.finditer(text):
+        start = max(found.start() - 1, at)  # its first mark may be composed with the character before
+        part = text[start : min(found.end(), start + left)]
+        left -= len(part)
+        run = _run(part) if len(part) > MAX_MARKS else None
+        if run is not None:
+            part = part[: max(run - 1, 0)]  # the character before may be composed with the first mark
+        out += (text[at:start], unicodedata.normalize(form, part))
+        at = found.end()
+        if run is not None or not left:
+            return "".join(out)
+    return "".join((*out, text[at:]))
+
+
+def _run(text: str) -> int | None:
+    """Where the first run of more than MAX_MARKS combining marks begins."""
+    runs = _runs()
+    found = (runs.search(text, *maybe.span()) for maybe in _NO_LETTERS.finditer(text))
+    return next((run.start() for run in found if run is not None), None)
+
+
+@cache
+def _runs() -> re.Pattern[str]:
+    """Finds runs of more than MAX_MARKS characters that begin with a combining mark when they are decomposed."""
+    marks = [
+        character
+        for character in map(chr, range(0x300, sys.maxunicode + 1))
+        if unicodedata.combining(character)
+        or (unicodedata.decomposition(character) and unicodedata.combining(unicodedata.normalize("NFKD", character)[0]))
+    ]
+    either = f"[{''.join(marks)}]"
+    return re.compile(f"{either}{either}{{{MAX_MARKS}}}")  # the first by itself is looked for quickly
 
 
 def _table(tokenizer: "Tokenizer", described: Mapping[str, Any]) -> list[bytes | None]:

@@ -43,6 +43,20 @@ class Held(NamedTuple):
     l2: int = 0
 
 
+class Owner(NamedTuple):
+    """Whose texts a request's are. What two owners send has different names in every index of the router.
+
+    tenant: to the replicas; "" is the default one, or one that is not known here.
+    mark:   32 bytes of its name or of its credentials, the same in every router; b"" if nobody is told apart.
+    """
+
+    tenant: str = ""
+    mark: bytes = b""
+
+
+ANYBODY = Owner()
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """A request, as far as the choice of a replica depends on it.
@@ -52,9 +66,11 @@ class Ask:
     piece_tokens:  that a piece stands for, estimated.
     answer_tokens: that are expected; 0 if nothing is known.
     session:       the name of its session; empty if it has none.
-    tenant:        whose it is; empty if nobody is named.
+    tenant:        whose share of the queue it uses; empty if nobody is named.
+    owner:         the mark of its owner, under which its session and its stored responses are known.
     response:      that it continues or reads, which only the replica that made it has; empty if none.
     sections:      of the prompt, which replicas that blend reuse at any place.
+    model:         that its body names; empty if it names none.
     """
 
     keys: Sequence[int]
@@ -63,5 +79,7 @@ class Ask:
     answer_tokens: int = 0
     session: bytes = b""
     tenant: str = ""
+    owner: bytes = b""
     response: str = ""
     sections: Sequence[Section] = ()
+    model: str = ""

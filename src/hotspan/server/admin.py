@@ -1,6 +1,5 @@
 """Routes that administer the cache: statistics, verification, invalidation, keys."""
 
-import asyncio
 import contextlib
 import re
 from collections.abc import Sequence
@@ -23,6 +22,8 @@ from hotspan.server.announce import Announcement, Pinning, command_of, owner_of,
 from hotspan.server.exchange import OwnRoute
 from hotspan.server.invalidation import Invalidation, Invalidations, Name, check_batch, check_scope
 from hotspan.server.principal import Principal, current_principal
+from hotspan.server.sizes import TextLimit
+from hotspan.server.turns import Turns
 
 if TYPE_CHECKING:
     from hotspan.engine.launch import Engine
@@ -31,8 +32,8 @@ DURABLE_S = 10.0
 """How long a request waits for its invalidation to be durable."""
 
 _SHRED_S = 40.0
-_TEXTS_AT_ONCE = 4
-"""Invalidations by text that the engine carries out at a time; others wait."""
+_TEXTS_AT_ONCE, _MAX_TEXTS = 4, 256
+"""Invalidations by text and announcements that the engine carries out at a time, and all that may wait."""
 
 Json = dict[str, Any]
 Logged = Annotated[str | None, Header(alias="x-hotspan-logged", include_in_schema=False)]
@@ -76,7 +77,8 @@ class CacheAdmin:
         self._cache = cache
         self._has_keys = tenants.has_keys
         names = {DEFAULT_TENANT, *tenants.names}
-        self._texts = asyncio.Semaphore(_TEXTS_AT_ONCE)
+        self._texts = Turns(_TEXTS_AT_ONCE, len(tenants.tenants) + 2, _MAX_TEXTS, for_urgent=1)
+        self._text_limit = TextLimit(engine.max_tokens, engine.max_chars)
         self._names = {f"{tenant_label(name):016x}": name for name in names}
 
     async def stats(self) -> Json:
@@ -108,7 +110,8 @@ class CacheAdmin:
         commands, scopes = [], []
         async with contextlib.AsyncExitStack() as stack:
             if any(each.names_text for each in asked.each):
-                await stack.enter_async_context(self._texts)
+                await stack.enter_async_context(self._texts.turn(current_principal(), is_urgent=True))
+                self._text_limit.check_chat([each.prompt for each in asked.each])
             for each in asked.each:
                 command, scope = await self._named(each)
                 commands.append(command)
@@ -125,7 +128,10 @@ class CacheAdmin:
         adapter = None
         if asked.model is not None and asked.model not in self._engine.names:
             adapter = self.adapter(asked.model, owner)
-        async with self._texts:
+        self._text_limit.check_text(asked.prompt)
+        if asked.messages is not None:
+            self._text_limit.check_chat(asked.messages, asked.tools, asked.chat_template, asked.chat_template_kwargs)
+        async with self._texts.turn(current_principal()):
             command = await command_of(asked, self._engine, owner)
             if adapter is not None:
                 command |= {"adapter_name": adapter.name, "adapter_path": adapter.path}

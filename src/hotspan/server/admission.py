@@ -15,13 +15,18 @@ from hotspan.http.bodies import Bodies, Budget
 from hotspan.http.connections import HttpLimits
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import Exchange
+from hotspan.http.json_size import check_json
 from hotspan.http.texts import check_characters
 from hotspan.server.exchange import ended
 from hotspan.server.principal import Principal, current_principal
+from hotspan.server.turns import Turns
 
 _MAX_RETRY_S = 60
 _WEIGHT = 0.1
 """Of the last request in the mean service time."""
+
+_TEXTS_AT_ONCE, _MAX_TEXTS = 2, 256
+"""Requests that have a turn at a time, and all that may wait for one."""
 
 _END_S = 1.0
 """How long an application may take to end once nobody waits for it, before its task is cancelled."""
@@ -42,6 +47,7 @@ class Admission:
         self._clock = clock or SystemClock()
         self._bodies = Bodies(limits)
         self._places = Budget(settings.job_queue_size, max(1, limits.principals - 1))  # who has no key has no work
+        self._turns = Turns(_TEXTS_AT_ONCE, limits.principals, _MAX_TEXTS)
         self._limits: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -52,16 +58,27 @@ class Admission:
         self.in_flight = 0
 
     async def run(
-        self, exchange: Exchange, work: Callable[[bytes], Coroutine[Any, Any, None]], *, is_counted: bool = True
+        self,
+        exchange: Exchange,
+        work: Callable[[bytes], Coroutine[Any, Any, None]],
+        *,
+        is_counted: bool = True,
+        takes_turn: bool = False,
     ) -> None:
         """Read a request's body and do its work, which ends early if the client disconnects.
 
         is_counted: it takes a place in the queue, and has a limited time: its response ends with an error after that.
+        takes_turn: it computes no tokens, but text, which is done for one principal after the other.
         Raises:     HttpError 400, 408, 413, 429 or 503; ClientGone.
         """
         owner = current_principal()
         async with self._bodies.body(exchange, owner) as body:
+            check_json(body)
             check_characters(body)
+            if takes_turn:
+                async with self._turns.turn(owner) as exchange.on_begin, exchange.watched():
+                    await work(body)
+                return
             if not is_counted:
                 async with exchange.watched():
                     await work(body)

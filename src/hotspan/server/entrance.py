@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from hotspan.config.admin_token import VARIABLE, admin_token
+from hotspan.http.hosts import Hosts
 from hotspan.http.serving import bind
 from hotspan.server.options import ServeOptions, bind_admin, check_exposure
 from hotspan.server.policy import Access, App, Gate, access_table, unlisted
@@ -17,18 +18,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Entrance:
-    """An open one. listeners: the clients' socket, then the administrator's."""
+    """An open one.
+
+    listeners: the clients' socket, then the administrator's. hosts: as `Gate` has it.
+    """
 
     listeners: list[socket.socket]
     credentials: Credentials
     access: Mapping[str, Access]
     admin_port: int | None
+    hosts: Hosts | None
 
     def gate(self, app: App) -> Gate:
         """The app behind it."""
         for path in unlisted(app.routes, self.access):
             logger.warning("route_without_policy path=%s: only the administrator reaches it", path)
-        return Gate(app, self.access, self.credentials, self.admin_port)
+        return Gate(app, self.access, self.credentials, self.admin_port, self.hosts)
 
 
 @contextlib.contextmanager
@@ -57,4 +62,6 @@ def open_entrance(
             has_client_adapters=server.client_adapters is not None,
         )
         credentials = Credentials(options.tenants, token) if link is None else link.credentials
-        yield Entrance(listeners, credentials, access, server.admin_port)
+        is_open = link is None and not options.has_keys
+        hosts = Hosts((server.host, *server.allowed_hosts)) if is_open else None
+        yield Entrance(listeners, credentials, access, server.admin_port, hosts)

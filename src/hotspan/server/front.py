@@ -15,7 +15,7 @@ from hotspan.formatters import Formatters
 from hotspan.http.connections import HttpLimits
 from hotspan.http.errors import RETRY_S
 from hotspan.http.exchange import JSON, Exchange
-from hotspan.http.paths import BY_NAME, INVOCATIONS, WORK
+from hotspan.http.paths import BY_NAME, INVOCATIONS, STATELESS, WORK
 from hotspan.server.adapters.registry import AdapterRegistry
 from hotspan.server.admission import Admission
 from hotspan.server.exchange import AppExchange
@@ -23,6 +23,7 @@ from hotspan.server.lmi.request import LMI_NAMES
 from hotspan.server.lmi.routes import Dialect, Forget
 from hotspan.server.lmi.sessions import Sessions
 from hotspan.server.policy import App, declared, matched, refuse_websocket
+from hotspan.server.sizes import TextLimit
 
 PING = "/ping"
 
@@ -41,6 +42,7 @@ class Front:
     names:        the base model's, besides those that LMI has for any; all other names are adapters'.
     is_embedding: the model makes embeddings: `inputs` asks for them.
     is_alive:     whether the engine can answer.
+    text_limit:   of texts that are tokenised or rendered only; None has none.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Front:
         adapters: AdapterRegistry | None = None,
         formatters: Formatters | None = None,
         forget: Forget | None = None,
+        text_limit: TextLimit | None = None,
     ) -> None:
         """Raises: ConfigError if the directory of sessions can't be used."""
         sessions = None
@@ -65,6 +68,7 @@ class Front:
         self._app = app
         self._compat = settings.compat
         self._is_alive = is_alive
+        self._text_limit = text_limit
         self._dialect = Dialect(
             app,
             base_names=tuple(dict.fromkeys((*names, *LMI_NAMES))),
@@ -95,11 +99,15 @@ class Front:
             if path == PING and exchange.method in ("GET", "HEAD", "POST"):
                 await self._ping(exchange)
                 return
-            await self.admission.run(
-                exchange,
-                lambda body: self._dialect.answer(exchange, path, body, model),
-                is_counted=exchange.method == "POST" and path in _COUNTED,
-            )
+            is_post = exchange.method == "POST"
+            is_text = is_post and path in STATELESS
+
+            async def work(body: bytes) -> None:
+                if is_text and self._text_limit is not None:
+                    self._text_limit.check_body(body)
+                await self._dialect.answer(exchange, path, body, model)
+
+            await self.admission.run(exchange, work, is_counted=is_post and path in _COUNTED, takes_turn=is_text)
 
     async def _ping(self, exchange: Exchange) -> None:
         status = "Draining" if self.admission.is_draining else "Healthy"

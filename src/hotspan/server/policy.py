@@ -14,6 +14,7 @@ from hotspan.http.dashboard import DASHBOARD
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import Exchange
 from hotspan.http.head import HeadError, check_head
+from hotspan.http.hosts import Hosts
 from hotspan.http.paths import (
     ADAPTER_READS,
     ADAPTER_WRITES,
@@ -132,10 +133,16 @@ class Gate:
 
     admin_port: where administration is, and nothing else; None has all at one port. What counts is the port that the
                 connection came in at, which no request can name.
+    hosts:      names that requests may ask by; None takes all, where everybody needs a key.
     """
 
     def __init__(
-        self, app: App, access: Mapping[str, Access], credentials: Credentials, admin_port: int | None = None
+        self,
+        app: App,
+        access: Mapping[str, Access],
+        credentials: Credentials,
+        admin_port: int | None = None,
+        hosts: Hosts | None = None,
     ) -> None:
         self._app: ASGIApp = app
         self._routes = app.routes
@@ -143,6 +150,7 @@ class Gate:
         self._access = access
         self._credentials = credentials
         self._admin_port = admin_port
+        self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -154,6 +162,12 @@ class Gate:
             await _refuse(_refused(error.status, "bad_request", str(error)), scope, receive, send)
             return
         headers = Headers(scope=scope)
+        try:
+            if self._hosts is not None:
+                self._hosts.check(headers.get("host", ""))
+        except HttpError as error:
+            await _refuse(error, scope, receive, send)
+            return
         principal = self._credentials.identify(headers)
         access = Access.PUBLIC if _is_preflight(scope, headers) else self._access_at(scope)
         if (refusal := _refusal(access, principal)) is not None:

@@ -57,6 +57,7 @@ from hotspan.server.options import (
     fetched_model,
 )
 from hotspan.server.principal import Link, current_tenant
+from hotspan.server.sizes import TextLimit
 from hotspan.server.warming import Warming, warming_router
 
 if TYPE_CHECKING:
@@ -163,7 +164,9 @@ async def _warmed(engine: "Engine", options: ServeOptions, registry: AdapterRegi
     is_open = options.server.client_adapters is not None
     engine.app.include_router(adapter_router(registry, engine.names, is_open=is_open))
     engine.app.include_router(admin_router(CacheAdmin(engine, options.cache, options.tenants, registry)))
-    warming = Warming(has_keys=options.has_keys, retention=options.tenants.retention)
+    warming = Warming(
+        has_keys=options.has_keys, retention=options.tenants.retention, tenants=len(options.tenants.tenants) + 1
+    )
     if engine.is_embedding:
         return warming
     if options.cache is not None:
@@ -186,6 +189,7 @@ def _front(
         adapters=registry,
         formatters=formatters,
         forget=_forget(engine) if options.cache is not None else None,
+        text_limit=TextLimit(engine.max_tokens, engine.max_chars),
     )
 
 

@@ -10,9 +10,11 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 import httpx
@@ -24,6 +26,7 @@ from starlette.types import ASGIApp
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.directives import RetentionRule, governed, parse_directives
 from hotspan.core.errors import ConfigError, RefusedError
+from hotspan.http.bodies import Budget
 from hotspan.http.errors import HttpError
 from hotspan.http.paths import WARM, WARM_UP
 from hotspan.http.warming import Room, Server, Warmed, Warmup, around, room_of, warm, warmup
@@ -31,6 +34,7 @@ from hotspan.server.admission import Admission
 from hotspan.server.announce import owner_of
 from hotspan.server.exchange import OwnRoute
 from hotspan.server.principal import Principal, asking, current_principal
+from hotspan.server.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +43,13 @@ MAX_JOBS = 16
 """That are not over, of all tenants; a tenant has at most half of them."""
 
 MAX_HELD_CHARS = 1 << 26
-"""Of the texts of jobs that are not over."""
+"""Of the texts of jobs that are not over, each with its template; half of them is divided between the tenants."""
+
+_MAX_TEMPLATE = 1 << 16
+"""Characters of a template, which becomes part of each text."""
+
+_LEAST_CHARS = 1024
+"""That each text counts with, for its tags and its name."""
 
 _KEPT_JOBS, _KEPT_S = 256, 3600.0
 """Results of jobs that are over."""
@@ -73,6 +83,7 @@ class WarmRequest(BaseModel):
     texts: list[WarmText] = Field(min_length=1, max_length=MAX_TEXTS, description="The texts, in their order.")
     template: str | None = Field(
         None,
+        max_length=_MAX_TEMPLATE,
         description="The prompt of a document: {document} stands for it; what comes from {question} on is left out.",
     )
     tags: list[str] = Field([], max_length=64, description="Tags of all texts.")
@@ -82,10 +93,22 @@ class WarmRequest(BaseModel):
         None, min_length=1, max_length=512, description="The tenant; for a client with an API key, its own."
     )
 
+    def chars(self) -> list[int]:
+        """Characters of each text as it will be held, counted before any is made."""
+        template = len(self.template or "")
+        return [
+            len(text.text or "")
+            + (template if text.text is not None else 0)
+            + len(text.prompt or "")
+            + (len(json.dumps(text.messages)) if text.messages else 0)
+            + _LEAST_CHARS
+            for text in self.texts
+        ]
+
     def warmups(self) -> list[Warmup]:
         """The requests. Raises: HttpError 400."""
         try:
-            around(self.template)
+            head, _ = around(self.template)
         except ConfigError as error:
             raise HttpError(400, str(error)) from error
         found = []
@@ -96,7 +119,7 @@ class WarmRequest(BaseModel):
                 parse_directives(each.directives | self.directives)
             except ValueError as error:
                 raise HttpError(400, f"text {name}: {error}") from error
-            found.append(each)
+            found.append(replace(each, head=head) if each.head else each)  # one text, not one for each
         return found
 
     @property
@@ -117,12 +140,15 @@ class State(StrEnum):
 
 @dataclass(slots=True)
 class Job:
-    """Texts of one request. chars: of its texts. ttl_s: of the one that expires first. reason: why it failed."""
+    """Texts of one request.
+
+    chars:  of each text that is left, in their order. ttl_s: of the one that expires first. reason: why it failed.
+    """
 
     owner: str
-    texts: list[Warmup]
+    texts: deque[Warmup]
     common: Json
-    chars: int
+    chars: deque[int]
     ttl_s: int | None
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     state: State = State.WAITING
@@ -155,20 +181,28 @@ class Job:
 
 
 class Warming:
-    """The jobs of a server, one after the other. Belongs to one event loop.
+    """The jobs of a server: a tenant's one after the other, texts of several tenants in turn. One event loop's.
 
     has_keys:  tenants are told apart by API keys.
     retention: rules that shorten the time to live of a text, or forbid to store it.
+    tenants:   how many there are.
     """
 
     def __init__(
-        self, *, has_keys: bool, retention: tuple[RetentionRule, ...] = (), clock: Clock | None = None
+        self,
+        *,
+        has_keys: bool,
+        retention: tuple[RetentionRule, ...] = (),
+        tenants: int = 1,
+        clock: Clock | None = None,
     ) -> None:
         self._has_keys = has_keys
         self._retention = retention
         self._clock = clock or SystemClock()
         self._jobs: dict[str, Job] = {}
-        self._turn = asyncio.Lock()
+        self._held = Budget(MAX_HELD_CHARS, tenants)
+        self._turns = Turns(1, tenants, MAX_JOBS)
+        self._own_turns: dict[str, asyncio.Lock] = {}
         self._app: ASGIApp | None = None
         self._admission: Admission | None = None
 
@@ -180,15 +214,24 @@ class Warming:
         """A job that has begun or waits for others. Raises: HttpError 400 or 429."""
         self._drop_old()
         open_jobs = [job for job in self._jobs.values() if not job.is_over]
-        chars = sum(len(text.model_dump_json()) for text in asked.texts)
         if len(open_jobs) >= MAX_JOBS or sum(job.owner == owner for job in open_jobs) >= MAX_JOBS // 2:
             raise HttpError(429, "too many warm-ups are in progress: wait until one ends, or cancel one", retry_s=10)
-        if open_jobs and chars + sum(job.chars for job in open_jobs) > MAX_HELD_CHARS:
-            raise HttpError(429, "the warm-ups in progress hold too much text: send this later", retry_s=10)
+        chars = deque(asked.chars())
+        if (size := sum(chars)) > self._held.most:
+            raise HttpError(413, f"the texts have {size:,} characters with the template: send less at a time")
+        if not self._held.take(owner, size):
+            raise HttpError(429, "your warm-ups in progress hold too much text: send this later", retry_s=10)
+        try:
+            return self._begun(asked, owner, chars)
+        except BaseException:
+            self._held.give(owner, size)
+            raise
+
+    def _begun(self, asked: WarmRequest, owner: str, chars: deque[int]) -> Job:
         common: Json = {"max_tokens": 1, "temperature": 0} | ({"model": asked.model} if asked.model else {})
         common |= {"kv_transfer_params": asked.directives} if asked.directives else {}
         texts = asked.warmups()
-        job = Job(owner, texts, common, chars, self._ttl_s(texts, asked.directives, owner), count=len(texts))
+        job = Job(owner, deque(texts), common, chars, self._ttl_s(texts, asked.directives, owner), count=len(texts))
         self._jobs[job.id] = job
         with asking(Principal(owner, has_key=self._has_keys)):
             job.task = asyncio.create_task(self._run(job))
@@ -220,9 +263,9 @@ class Warming:
 
     async def _run(self, job: Job) -> None:
         try:
-            async with self._turn:
+            async with self._own_turns.setdefault(job.owner, asyncio.Lock()):
                 job.state = State.RUNNING
-                await warm(job.texts, Server(self._alone), job.common, job.done)
+                await warm(self._left(job), Server(partial(self._in_turn, job)), job.common, job.done)
             job.state = State.DONE
         except asyncio.CancelledError:
             job.state = State.CANCELLED
@@ -234,7 +277,22 @@ class Warming:
             job.state, job.reason = State.FAILED, f"an error of the server's: {type(error).__name__}"
         finally:
             job.ended_s = self._clock.monotonic()
-            job.texts, job.chars = [], 0
+            self._held.give(job.owner, sum(job.chars))
+            job.texts.clear()
+            job.chars.clear()
+            if not any(each.owner == job.owner and not each.is_over for each in self._jobs.values()):
+                self._own_turns.pop(job.owner, None)
+
+    def _left(self, job: Job) -> Iterator[Warmup]:
+        """The texts of a job; each is let go of when the next one is asked for."""
+        while job.texts:
+            yield job.texts[0]
+            job.texts.popleft()
+            self._held.give(job.owner, job.chars.popleft())
+
+    async def _in_turn(self, job: Job, path: str, body: Json) -> Any:
+        async with self._turns.turn(job.owner):
+            return await self._alone(path, body)
 
     def _ttl_s(self, texts: Sequence[Warmup], common: Json, owner: str) -> int | None:
         """Seconds until the first of some texts expires; None if none does. Raises: HttpError 400."""

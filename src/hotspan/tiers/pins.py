@@ -1,6 +1,8 @@
 """Chunks that a tier evicts last, because their tenant has pinned a tag of theirs, for a while and up to a quota."""
 
-from collections.abc import Callable
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from hotspan.core.clock import Clock, SystemClock
@@ -33,34 +35,68 @@ class Pins:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._pins: dict[tuple[int, frozenset[int]], Pin] = {}
+        self._pins: dict[int, dict[frozenset[int], Pin]] = {}
+        self._first_end_s = math.inf
+        self._version = 0
 
     def put(self, tenant: int, labels: frozenset[int], size: int, hold_s: float) -> bool:
         """Pin labels, in place of an earlier pin of the same; with a size of 0 only that is ended.
 
         False if the tenant has too many pins.
         """
-        name, live = (tenant, labels), self.live()
-        self._pins.pop(name, None)
-        if size <= 0:
-            return True
-        if sum(pin.tenant == tenant and pin.labels != labels for pin in live) >= MAX_PINS:
-            return False
-        self._pins[name] = Pin(tenant, labels, size, self._clock.monotonic() + hold_s)
-        return True
+        self._expire()
+        mine = self._pins.get(tenant, {})
+        others = {name: pin for name, pin in mine.items() if name != labels}
+        is_taken = size <= 0 or len(others) < MAX_PINS
+        if size > 0 and is_taken:
+            others[labels] = Pin(tenant, labels, size, self._clock.monotonic() + hold_s)
+        self._pins |= {tenant: others}
+        self._changed()
+        return is_taken
 
     def live(self) -> list[Pin]:
         """Those that have not ended."""
-        if self._pins:
-            now_s = self._clock.monotonic()
-            self._pins = {name: pin for name, pin in self._pins.items() if pin.until_s > now_s}
-        return list(self._pins.values())
+        self._expire()
+        return list(self._each())
+
+    def of(self, tenant: int) -> Collection[Pin]:
+        """Those of one tenant that have not ended; at most MAX_PINS."""
+        self._expire()
+        return self._pins[tenant].values() if tenant in self._pins else ()
+
+    @property
+    def any(self) -> bool:
+        """Whether there is one that has not ended."""
+        self._expire()
+        return bool(self._pins)
+
+    def version(self) -> int:
+        """A number that changes whenever a pin begins or ends."""
+        self._expire()
+        return self._version
+
+    def _expire(self) -> None:
+        """Drop what has ended; the first end is known, so that most calls do nothing."""
+        if self._first_end_s > (now_s := self._clock.monotonic()):
+            return
+        for tenant, pins in self._pins.items():
+            self._pins[tenant] = {name: pin for name, pin in pins.items() if pin.until_s > now_s}
+        self._changed()
+
+    def _each(self) -> Iterator[Pin]:
+        return (pin for pins in self._pins.values() for pin in pins.values())
+
+    def _changed(self) -> None:
+        self._pins = {tenant: pins for tenant, pins in self._pins.items() if pins}
+        self._first_end_s = min((pin.until_s for pin in self._each()), default=math.inf)
+        self._version += 1
 
 
 class Kept:
     """What pins keep in one tier: as many chunks as their quotas hold, and no more of a tenant than its floor.
 
-    A chunk counts with those that it stands on, from the moment in which it would have been evicted.
+    A chunk counts with those that it stands on, from the moment in which it would have been evicted. To ask for one
+    costs a walk over these and a step for each pin of its tenant, however many other tenants have pins.
 
     floor: how many chunks others leave a tenant. parent: of a chunk that is here.
     """
@@ -76,48 +112,85 @@ class Kept:
         self._chunk_bytes = chunk_bytes
         self._floor = floor
         self._parent = parent
-        self._kept: dict[Pin, set[ChunkKey]] = {}
+        self._counts: dict[Pin, int] = {}
+        self._keepers: dict[ChunkKey, set[Pin]] = {}
+        self._version = pins.version()
 
     @property
     def chunks(self) -> int:
         """How many chunks are kept."""
         self._forget()
-        return sum(map(len, self._kept.values()))
+        return sum(self._counts.values())
 
     def of(self, tenant: int) -> int:
         """How many are kept of a tenant."""
-        return sum(len(keys) for pin, keys in self._kept.items() if pin.tenant == tenant)
+        return sum(self._counts.get(pin, 0) for pin in self._pins.of(tenant))
 
     def keeps(self, key: ChunkKey, terms: Callable[[ChunkKey], Terms]) -> bool:
         """Whether a chunk, which would go now, is to go only if nothing else may."""
-        live = self._pins.live()
-        if not live and not self._kept:
-            return False
         self._forget()
+        if not self._pins.any:
+            return False
         found = terms(key)
-        return any(self._takes(pin, key) for pin in live if pin.takes(found))
+        pins = [pin for pin in self._pins.of(found.tenant) if pin.takes(found)]
+        if not pins:
+            return False
+        free = self._floor(found.tenant) - self.of(found.tenant)
+        counts = self._counts
+        rooms = {pin: min(pin.bytes // self._chunk_bytes - counts.get(pin, 0), free) for pin in pins}
+        for pin in pins:
+            if rooms[pin] < 0:  # the floor is lower now, if it was kept
+                self._let_go(key, pin)
+                del rooms[pin]
+        return self._takes(key, rooms)
 
     def left(self, key: ChunkKey) -> None:
         """A chunk is here no longer."""
-        for keys in self._kept.values():
-            keys.discard(key)
+        for pin in self._keepers.pop(key, ()):
+            self._counts[pin] -= 1
 
-    def _takes(self, pin: Pin, key: ChunkKey) -> bool:
-        kept = self._kept.setdefault(pin, set())
-        path: set[ChunkKey] = set()
+    def check(self) -> None:
+        """Raise AssertionError if the counts are not those of what is kept."""
+        found = Counter(pin for keepers in self._keepers.values() for pin in keepers)
+        if found != +Counter(self._counts):
+            raise AssertionError(f"{found} are kept, {self._counts} are counted")
+
+    def _takes(self, key: ChunkKey, rooms: dict[Pin, int]) -> bool:
+        """Whether one of some pins has room for a chunk and those that it stands on, as far as it lacks them."""
+        path: list[ChunkKey] = []
         at: ChunkKey | None = key
-        while at is not None and at not in kept:
-            path.add(at)
+        most = max(rooms.values(), default=-1)
+        while at is not None and len(path) <= most:
+            for pin in rooms.keys() & self._keepers.get(at, frozenset()):
+                if rooms.pop(pin) >= len(path):
+                    return self._keep(path, pin)
+            path.append(at)
             at = self._parent(at)
-        most = min(pin.bytes // self._chunk_bytes, len(kept) + self._floor(pin.tenant) - self.of(pin.tenant))
-        if len(kept) + len(path) > most:
-            kept.discard(key)  # the floor is lower now, if it was kept
-            return False
-        kept |= path
+        whole = next((pin for pin, room in rooms.items() if at is None and room >= len(path)), None)
+        return whole is not None and self._keep(path, whole)
+
+    def _keep(self, path: Iterable[ChunkKey], pin: Pin) -> bool:
+        for key in path:
+            self._keepers.setdefault(key, set()).add(pin)
+            self._counts[pin] = self._counts.get(pin, 0) + 1
         return True
+
+    def _let_go(self, key: ChunkKey, pin: Pin) -> None:
+        keepers = self._keepers.get(key, set())
+        if pin in keepers:
+            keepers.remove(pin)
+            self._counts[pin] -= 1
+            if not keepers:
+                del self._keepers[key]
 
     def _forget(self) -> None:
         """Drop what ended pins kept."""
-        if self._kept:
-            live = set(self._pins.live())
-            self._kept = {pin: keys for pin, keys in self._kept.items() if pin in live}
+        version = self._pins.version()
+        if version == self._version:
+            return
+        self._version = version
+        ended = self._counts.keys() - set(self._pins.live())
+        self._counts = {pin: count for pin, count in self._counts.items() if pin not in ended}
+        if ended:
+            left = {key: keepers - ended for key, keepers in self._keepers.items()}
+            self._keepers = {key: keepers for key, keepers in left.items() if keepers}

@@ -62,7 +62,7 @@ async def test_slow_uploads_of_one_tenant_stop_nobody_else() -> None:
         async with uploads(path, 20, slow):
             await until(lambda: bodies._held.used == 9900)
             full = signed(upload(b"POST /invocations HTTP/1.1\r\n", 200), KEY_A)
-            assert await status(path, full) == 503
+            assert await status(path, full) == 429
             assert await status(path, signed(post(BODY), KEY_B)) == 200
             assert await status(path, signed(post(BODY), KEY_ADMIN)) == 200
         await until(lambda: bodies._held.used == 0)
@@ -78,7 +78,7 @@ async def test_uploads_of_one_tenant_are_bounded_in_number() -> None:
         slow = signed(upload(b"POST /invocations HTTP/1.1\r\n", 1), KEY_A)
         async with uploads(path, 20, slow):
             await until(lambda: bodies._uploads.used == 10)
-            assert await status(path, signed(post(BODY), KEY_A)) == 503
+            assert await status(path, signed(post(BODY), KEY_A)) == 429
             assert await status(path, signed(post(BODY), KEY_B)) == 200
             assert await status(path, signed(post(BODY), KEY_ADMIN)) == 200
         await until(lambda: bodies._uploads.used == 0)

@@ -1,5 +1,6 @@
 """The Serve application: replicas behind HAProxy, and the picker that it asks."""
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -12,6 +13,7 @@ from ray.serve.deployment import Application
 from ray.serve.handle import DeploymentHandle
 
 from hotspan.core.errors import ConfigError, did_you_mean
+from hotspan.router.access import Access
 from hotspan.router.ray.picker import Picker
 from hotspan.router.ray.plan import Plan
 from hotspan.router.ray.replica import ServeReplica
@@ -56,7 +58,7 @@ def application(plan: Plan) -> Application:
         # It runs beside the proxy of each node, and must not be what requests wait for.
         max_ongoing_requests=100_000,
         ray_actor_options={"num_cpus": 0},
-    ).bind(replicas, plan.model, plan.session_key)
+    ).bind(replicas, plan.model, plan.session_key, plan.is_shared)
     # Ray's way for HAProxy to ask somebody; not yet in its documentation.
     attach = getattr(replicas, "_with_ingress_request_router", None)
     if attach is None:
@@ -108,9 +110,13 @@ def _deployment(kind: type, **options: Any) -> Any:
 class PickerReplica:
     """The picker as Ray starts it."""
 
-    def __init__(self, server: DeploymentHandle[Any], model: str | None, session_key: str) -> None:
+    def __init__(self, server: DeploymentHandle[Any], model: str | None, session_key: str, is_shared: bool) -> None:
         server._init()  # type: ignore[no-untyped-call]  # it knows the replicas before it is asked
-        options: dict[str, Any] = {"session_key": session_key}
+        options: dict[str, Any] = {
+            "session_key": session_key,
+            "owner_of": Access(is_shared=is_shared).owner_of_texts,
+            "secret": secrets.randbits(64),
+        }
         prompts = Prompts(**options) if model is None else Prompts.load(Path(model), **options)
         self._picker = Picker(server, prompts)
 

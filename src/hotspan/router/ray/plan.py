@@ -61,6 +61,12 @@ class Plan:
         if most and not 1 <= least <= most:
             raise ConfigError(f"--autoscale {least}:{most} can't be: give MIN:MAX with 1 <= MIN <= MAX")
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether replicas share texts between all clients: they have no tenants, or are told to."""
+        given = {option.name: option.value for option in split_words(tuple(self.words)) if option.name}
+        return not given.get("tenants") or bool(given.get("share_across_tenants"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:

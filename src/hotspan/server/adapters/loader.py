@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hotspan.core.errors import EngineError
-from hotspan.http.errors import HttpError
+from hotspan.http.errors import MODEL, HttpError
 from hotspan.server.adapters.snapshots import Snapshot
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class AdapterLoader:
         try:
             await self._engine.pin(adapter.engine_name)
         except EngineError as error:
-            raise HttpError(503, f"adapter {adapter.name!r} can't be pinned: {error}") from error
+            raise HttpError(503, f"adapter {adapter.name!r} can't be pinned: {error}", about=MODEL) from error
 
     async def unpin(self, adapter: Adapter) -> None:
         """Free an adapter's slot now, not when its requests have ended, so that another adapter can be pinned."""

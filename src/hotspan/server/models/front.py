@@ -19,7 +19,7 @@ from hotspan.http.connections import HttpLimits
 from hotspan.http.dashboard import DASHBOARD, HTML, dashboard
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import JSON, Exchange
-from hotspan.http.paths import PIN
+from hotspan.http.paths import PIN, STATELESS
 from hotspan.server.admission import Admission
 from hotspan.server.exchange import AppExchange
 from hotspan.server.front import LMI_HAS, PING, tell_health
@@ -99,7 +99,8 @@ class StoreFront:
                 await relay(self._meant(exchange, named, body), exchange, body)
 
         is_counted = exchange.method == "POST" and path in CLIENT and path not in (MODELS, CANCEL, *OF_ALL)
-        await self.admission.run(exchange, work, is_counted=is_counted)
+        takes_turn = exchange.method == "POST" and path in STATELESS
+        await self.admission.run(exchange, work, is_counted=is_counted and not takes_turn, takes_turn=takes_turn)
 
     # -- which model ---------------------------------------------------------------------------------------------------
 

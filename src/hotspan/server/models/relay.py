@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode
 
-from hotspan.http.errors import HttpError
+from hotspan.http.errors import MODEL, HttpError
 from hotspan.http.exchange import ClientGone, Exchange
 from hotspan.http.upstream import BrokenError, UnreachedError, UpstreamResponse, sendable
 from hotspan.http.upstream import relay as relayed
@@ -73,7 +73,7 @@ async def _asked(model: ServedModel, exchange: Exchange, body: bytes) -> AsyncIt
                 yield response
         except (UnreachedError, BrokenError) as error:
             raise HttpError(
-                503, f"the model {model.name} stopped while it worked on this: send it again", retry_s=1
+                503, f"the model {model.name} stopped while it worked on this: send it again", retry_s=1, about=MODEL
             ) from error
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import EngineError
-from hotspan.http.errors import HttpError
+from hotspan.http.errors import MODEL, HttpError
 from hotspan.http.upstream import UnreachedError, Upstream, UpstreamResponse
 from hotspan.server.principal import Link
 
@@ -118,7 +118,7 @@ class ServedModel:
             message = f"the model {self.name} is loading: try again"
         else:
             message = f"the model {self.name} stopped and is being started again: try again"
-        raise HttpError(503, message, retry_s=max(wait_s, LOADING_RETRY_S))
+        raise HttpError(503, message, retry_s=max(wait_s, LOADING_RETRY_S), about=MODEL)
 
     async def ask(
         self, method: str, target: str, headers: list[tuple[str, str]], body: bytes = b""

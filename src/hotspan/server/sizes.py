@@ -1,0 +1,72 @@
+"""Whether a request's text can fit the model at all, told from its characters, before anything is made of it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hotspan.http.errors import HttpError
+
+_TEXT_TYPES = (None, "text", "input_text", "output_text", "refusal")
+"""Types of parts of a message that are text; what other parts carry, such as images, is not tokenised."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextLimit:
+    """What a request's prompt may have at most. chars: of the text of so many tokens, each of the longest."""
+
+    tokens: int
+    chars: int
+
+    def check_text(self, prompt: object) -> None:
+        """Raise HttpError 400 for a text or a list of tokens that cannot fit."""
+        if isinstance(prompt, str) and len(prompt) > self.chars:
+            raise self._refused(f"{len(prompt)} characters")
+        if isinstance(prompt, list) and len(prompt) > self.tokens and set(map(type, prompt)) == {int}:
+            raise self._refused(f"{len(prompt)} tokens")
+
+    def check_chat(self, *fields: object) -> None:
+        """The same for all text in messages and what else a template is given."""
+        if (chars := _chars(fields)) > self.chars:
+            raise self._refused(f"{chars} characters")
+
+    def check_body(self, body: bytes) -> None:
+        """The same for a body that may have either. Bodies that are no JSON are left to whoever reads them."""
+        if len(body) <= min(self.chars, 2 * self.tokens):
+            return
+        try:
+            said = json.loads(body)
+        except (ValueError, RecursionError):
+            return
+        if isinstance(said, Mapping):
+            for name, value in said.items():
+                for each in value if name == "prompt" and isinstance(value, list) else [value]:
+                    self.check_text(each)
+                self.check_text(value)
+            self.check_chat(*(value for name, value in said.items() if name != "prompt"))
+
+    def _refused(self, size: str) -> HttpError:
+        message = f"the text has {size}, and this model takes {self.tokens} tokens, at most {self.chars} characters"
+        return HttpError(400, message)
+
+
+def _chars(fields: object) -> int:
+    """Characters of all strings, but for those in parts of messages that are no text."""
+    found, stack = 0, [fields]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, str):
+            found += len(value)
+        elif isinstance(value, list | tuple):
+            stack += value
+        elif isinstance(value, Mapping):
+            for name, each in value.items():
+                if name == "content" and isinstance(each, list):
+                    stack += (part for part in each if _is_text(part))
+                else:
+                    stack.append(each)
+    return found
+
+
+def _is_text(part: Any) -> bool:
+    return not isinstance(part, Mapping) or part.get("type") in _TEXT_TYPES

@@ -1,0 +1,116 @@
+"""Who needs no key is asked by this machine's names only, so that no page in a browser can ask in its own name."""
+
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+import hotspan.http
+from hotspan.core.credentials import key_digest
+from hotspan.http.hosts import Hosts
+from hotspan.server.policy import Gate, access_table
+from hotspan.server.principal import Credentials
+from tests.router.rig import Routed, replicas, routed, say_ok
+from tests.server.asgi import call
+from tests.server.lmi.fake_engine import FakeEngine
+from tests.server.lmi.serving import front
+from tests.server.test_principal import ADMIN_TOKEN, known
+
+from .browser import CHROMIUM, browsing
+
+EVIL = "evil.example"
+PATHS = ("/dashboard", "/ping", "/metrics", "/v1/models", "/router/replicas", "/hotspan/cache")
+
+
+@pytest.mark.parametrize(
+    ("host", "is_taken"),
+    [
+        *((name, True) for name in ("localhost", "LOCALHOST:8080", "a.localhost:1", "127.0.0.1", "127.0.0.1:8080")),
+        *((name, True) for name in ("[::1]:8080", "[::1]", "10.0.0.9:80", "given.example", "Given.Example.:8080", "")),
+        *((name, False) for name in (EVIL, f"{EVIL}:8080", "localhost.evil.example", "127.0.0.1.evil.example")),
+        *((name, False) for name in ("evil.example:localhost", "localhost@evil", "xlocalhost", "[evil]", "a:b")),
+    ],
+)
+def test_names_of_this_machine_are_taken(host: str, is_taken: bool) -> None:
+    """Addresses, localhost, this machine's name and those that were given; no other, however it is written."""
+    assert Hosts(["given.example"]).takes(host) is is_taken
+    assert Hosts().takes(socket.gethostname()) and Hosts(["*"]).takes(host)
+
+
+async def statuses(at: Routed, host: str) -> set[int]:
+    """Of all kinds of the router's routes, for a name."""
+    found = set()
+    for path in PATHS:
+        async with at.client.get(at.url + path, headers={"host": host}) as answer:
+            found.add(answer.status)
+    drain = {"replica": "http://127.0.0.1:1"}
+    return {*found, await at.status(drain, "/router/replicas/drain", headers={"host": host}), await at.status(None)}
+
+
+async def test_a_router_without_keys() -> None:
+    """Other names get 421 on every route; its own names, and those that were given, are answered as ever."""
+    async with replicas(say_ok) as fakes:
+        async with routed(fakes) as at:
+            assert await statuses(at, f"{EVIL}:80") == {421, 200}  # 200 is the one with the client's own address
+            assert 421 not in await statuses(at, "localhost:80")
+        async with routed(fakes, allowed_hosts=(EVIL,)) as at:
+            assert 421 not in await statuses(at, EVIL)
+
+
+async def test_a_router_with_keys() -> None:
+    """A key is asked of whoever comes by any name; what only this machine may ask is still asked by its names."""
+    async with replicas(say_ok) as fakes, routed(fakes, keys={key_digest("key"): "a"}) as at:
+        for path, status in (("/v1/models", 401), ("/router/replicas", 421), ("/metrics", 421)):
+            async with at.client.get(at.url + path, headers={"host": EVIL}) as answer:
+                assert answer.status == status
+
+
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+def test_a_server_without_keys(kind: str) -> None:
+    """Every route, websockets too, is refused to other names before anything is read of the request."""
+    engine = FakeEngine()
+    table = access_table(has_keys=False, has_given_token=False)
+    app = Gate(front(engine), table, Credentials(known(), ADMIN_TOKEN), hosts=Hosts())
+    for path in ("/v1/completions", "/ping", "/metrics", "/dashboard", "/hotspan/cache", "/nowhere"):
+        refused = call(app, "POST", path, {"host": EVIL, "authorization": f"Bearer {ADMIN_TOKEN}"}, {}, kind)
+        assert refused.status == (421 if kind == "http" else 403)
+    assert not engine.seen and call(app, "GET", "/ping", {"host": "localhost:8080"}).status == 200
+
+
+SERVED = {
+    "router/run.py": "Gateway: Access.check_host",
+    "server/run.py": "Entrance.gate",
+    "server/models/run.py": "Entrance.gate",
+    "server/loading.py": "503 without data",
+    "daemon/server.py": "the daemon's protocol has no keys and no pages (docs/threat-model.md)",
+    "daemon/unix_server.py": "no HTTP",
+}
+"""Modules that serve HTTP, and who checks names there."""
+
+
+def test_whoever_serves_http_checks_names() -> None:
+    """A module that begins to serve HTTP is added to the table above, with what checks names there."""
+    root = Path(hotspan.http.__file__).parents[1]
+    serves = re.compile(r"(?<!def )\b(uvicorn_config|listen|start_server)\(")
+    files = [path for path in root.rglob("*.py") if path.name != "serving.py"]
+    found = {path.relative_to(root).as_posix() for path in files if serves.search(path.read_text())}
+    assert found == set(SERVED)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+async def test_a_page_with_a_rebound_name_reaches_nothing(tmp_path: Path) -> None:
+    """In a browser for which a strange name leads here, that name's page reads nothing and drains nothing."""
+    async with replicas(say_ok) as (fake,), routed([fake]) as at:
+        port = at.url.rpartition(":")[2]
+        rules = f"--host-resolver-rules=MAP {EVIL} 127.0.0.1"
+        async with browsing(f"http://{EVIL}:{port}/dashboard", tmp_path / "profile", rules) as tab:
+            assert await tab.run("location.hostname") == EVIL
+            drain = f"""fetch('/router/replicas/drain', {{method: 'POST', body: '{{"replica": "{fake.url}"}}',
+                headers: {{'content-type': 'application/json'}}}}).then(answer => answer.status)"""
+            assert await tab.run("fetch('/router/replicas').then(answer => answer.status)") == 421
+            assert await tab.run(drain) == 421 and fake.url in at.router.fleet.up
+            await tab.send("Page.navigate", url=f"http://127.0.0.1:{port}/dashboard")
+            await tab.until("location.hostname === '127.0.0.1' && document.readyState === 'complete'")
+            assert await tab.run("fetch('/router/replicas').then(answer => answer.status)") == 200
