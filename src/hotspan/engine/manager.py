@@ -277,11 +277,13 @@ class HotspanManager(OffloadingManager):
             return True
         return self.steps.may_stall(self.cache.cost.copy_s(self._size(tokens)))
 
+    @netted(lambda: None)
     def note_stall(self, tokens: int) -> None:
         """The step that is being scheduled waits for such copies."""
         if self.steps is not None and self.cache.cost is not None:
             self.steps.stall(self.cache.cost.copy_s(self._size(tokens)))
 
+    @netted(lambda: False)
     def await_chunks(self, request_id: str) -> bool:
         """Wait for the chunks of a request if that holds up the step only a little; whether all of them came.
 
