@@ -14,6 +14,7 @@ from hotspan.core.types import Chunk
 from hotspan.l2.base import ObjectStore, SharedInvalidation, updates_of
 from hotspan.testing.chunks import HANG_S, aligned, chain, key_of
 from tests.l2.kit.logs import log_of
+from tests.l2.kit.races import TAG, TAGGED, SteppedReplica
 from tests.l2.kit.stores import (
     MAX_ENTRIES,
     TENANT,
@@ -156,6 +157,30 @@ class StoreOutageTests(StoreFixtures):
             store.find([key_of("a")], TENANT)
         server.start()
         self.works(store)
+
+    def test_who_began_before_the_server_reads_nothing_invalidated(self, open_store: MakeStore, server: Server) -> None:
+        """A replica that begins while the server is away obeys what others invalidate as soon as it is there."""
+        if open_store(MAX_ENTRIES).log is None:
+            pytest.skip("this store keeps no log")
+        server.stop()
+        late = SteppedReplica(open_store(MAX_ENTRIES), "late", is_up=False)
+        assert not late.follower.poll() and not late.follower.is_fresh
+        server.start()
+        other = SteppedReplica(open_store(MAX_ENTRIES), "other")
+        chunks = chain("a", 2)
+        other.put(chunks, TAGGED)
+        assert late.ask(chunks) == [False, False]  # it has not read the log
+        other.invalidate(labels=TAG)
+        assert late.ask(chunks) == [False, False]
+        late.poll()
+        assert late.follower.is_shared and late.ask(chunks) == [False, False]
+        new = chain("b", 1)
+        other.put(new, TAGGED)
+        late.poll()
+        assert late.ask(new) == [True] and other.follower.readers().keys() == {"late", "other"}
+        other.invalidate(labels=TAG)
+        late.poll()
+        assert late.ask(new) == [False]
 
     def works(self, store: ObjectStore) -> None:
         """A store does what it should, whatever its server still knows."""
