@@ -35,6 +35,7 @@ from hotspan.l2.log import SharedInvalidationLog
 from hotspan.l2.metadata import ENTRY_BYTES, LIFE_BYTES, MAX_BYTES, new_life
 from hotspan.l2.objects import BlobStore
 from hotspan.l2.options import S3Options
+from hotspan.l2.shared_files import gather
 from hotspan.tiers.io import copy
 
 if TYPE_CHECKING:
@@ -102,7 +103,11 @@ class S3Blobs:
         return True
 
     def create(self, name: str, data: Sequence[memoryview | bytes]) -> bool:
-        return self.each(lambda name: self.put(name, data), [name])[0]
+        held = memoryview(
+            bytearray(sum(map(len, data)))
+        )  # an upload may outlast its caller, who then has other bytes there
+        gather(data, held)
+        return self.each(lambda name: self.put(name, [held]), [name])[0]
 
     def create_durable(self, name: str, data: bytes) -> bool:
         return self.create(name, [data])  # S3 acknowledges nothing else
