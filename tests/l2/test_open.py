@@ -9,6 +9,7 @@ import pytest
 from hotspan.core.errors import ConfigError
 from hotspan.l2 import open as opening
 from hotspan.l2.file import FileStore
+from hotspan.l2.hyperpod import HyperpodStore
 from hotspan.l2.node import NodeStore
 from hotspan.l2.open import open_store, parse_store_url
 from hotspan.l2.redis import RedisStore
@@ -88,5 +89,6 @@ def test_hyperpods_own_names_are_taken() -> None:
     options = {"sagemaker_hyperpod_shared_memory_name": "none", "sagemaker_hyperpod_timeout_ms": "900"}
     with contextlib.closing(open_store("--l2", "sagemaker-hyperpod://127.0.0.1", options)) as store:
         assert isinstance(store, NodeStore) and not store.is_own
+        assert isinstance(store.by_http, HyperpodStore)
         options = store.by_http.blobs.daemon.options
         assert (options.shared_memory_name, options.timeout_ms) == ("none", 900)

@@ -35,37 +35,34 @@ logger = logging.getLogger(__name__)
 class NodeStore:
     """An ObjectStore with a log.
 
-    socket:  of hotspan's daemon. unused: options without effect there, for the log.
+    own:     of hotspan's daemon. by_http: of whatever answers at the port.
+    is_there: whether hotspan's daemon is. answers: returns if any daemon answers at the port. Raises: OSError.
     follows: whether the daemon's log is what its objects are judged by, whoever reads that; until it is they are not
              to be had.
     """
 
     def __init__(
         self,
-        socket: Path,
-        address: tuple[str, int],
-        options: HyperpodOptions,
-        unused: Iterable[str] = (),
+        own: ObjectStore,
+        by_http: ObjectStore,
+        is_there: Callable[[], bool],
+        answers: Callable[[], object],
         clock: Clock | None = None,
     ) -> None:
-        clock = clock or SystemClock()
-        self._socket = socket
-        self._unused = ",".join(unused)
+        if own.log is None:
+            raise ValueError("hotspan's daemon keeps a log")
+        self.own, self.by_http = own, by_http
+        self._is_there = is_there
         self._is_own = False
-        self._own = DaemonStore(socket, deadline_s=options.timeout_s, clock=clock)
-        self.by_http = HyperpodStore(*address, options, clock)
-        daemon, timeout_s = self.by_http.blobs.daemon, options.timeout_s
-        self.log: SharedLog = ChosenLog(
-            self._own.log, lambda: self.is_own, lambda: daemon.health(Deadline(timeout_s)), clock
-        )
+        self.log: SharedLog = ChosenLog(own.log, lambda: self.is_own, answers, clock or SystemClock())
         self.follows: Callable[[], bool] = lambda: True
 
     @property
     def is_own(self) -> bool:
         """Whether hotspan's own daemon is, or was, there."""
-        if not self._is_own and _is_socket(self._socket):
+        if not self._is_own and self._is_there():
             self._is_own = True
-            logger.info("l2_over_unix_socket path=%s options_without_effect=%s", self._socket, self._unused)
+            logger.info("l2_daemon_found")
         return self._is_own
 
     def find(self, keys: Sequence[ChunkKey], tenant: int = 0, *, is_chain: bool = True) -> list[Found | None]:
@@ -87,15 +84,15 @@ class NodeStore:
         return self._store().usage()
 
     def close(self) -> None:
-        self._own.close()
+        self.own.close()
         self.by_http.close()
 
     def _store(self) -> ObjectStore:
         if not self.is_own:
             return self.by_http
         if not self.follows():
-            raise OSError(errno.EBUSY, f"the log of the daemon at {self._socket} was not read yet")
-        return self._own
+            raise OSError(errno.EBUSY, "the daemon's log was not read yet")
+        return self.own
 
 
 class ChosenLog:
@@ -115,6 +112,11 @@ class ChosenLog:
         self._has_answered = self._is_shared = self._was_alone = False
         self._continues = -1  # the generation of the last page of the daemon's log
         self._choosing = threading.Lock()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it is the daemon's by now."""
+        return self._is_shared
 
     def append(self, scopes: Sequence[Scope], by: str) -> int:
         with self._choosing:
@@ -160,6 +162,27 @@ class ChosenLog:
         if page.entries:
             scopes = dict.fromkeys(scope for entry in page.entries for scope in entry.scopes)
             self._shared.append((Scope(),) if self._alone.has_forgotten else tuple(scopes), page.entries[-1].by)
+
+
+def open_node(socket: Path, address: tuple[str, int], options: HyperpodOptions, unused: Iterable[str]) -> NodeStore:
+    """The daemon behind this Unix socket, once there is one, else at this address.
+
+    unused: options that have no effect where it is hotspan's own, for the log.
+    """
+    by_http = HyperpodStore(*address, options)
+
+    def is_there() -> bool:
+        is_socket = _is_socket(socket)
+        if is_socket and (ignored := ",".join(unused)):
+            logger.warning("l2_options_without_effect options=%s: the daemon is at %s", ignored, socket)
+        return is_socket
+
+    return NodeStore(
+        DaemonStore(socket, deadline_s=options.timeout_s),
+        by_http,
+        is_there,
+        lambda: by_http.blobs.daemon.health(Deadline(options.timeout_s)),
+    )
 
 
 def _is_socket(path: Path) -> bool:

@@ -152,11 +152,11 @@ def _check_client(client: Mapping[str, str], known: Sequence[str]) -> None:
 
 def _hyperpod(address: StoreAddress, options: HyperpodOptions, given: Mapping[str, str]) -> ObjectStore:
     """hotspan's own daemon by its Unix socket once there is one, else whatever answers at the port."""
-    from hotspan.l2.node import NodeStore
+    from hotspan.l2.node import open_node
 
     path = SHARED_MEMORY / (options.shared_memory_name.removeprefix("/") + ".sock")
     unused = sorted({name.removeprefix(HYPERPOD_PREFIX) for name in given} - ON_UNIX_SOCKET)
-    return NodeStore(path, (address.host, address.port or DAEMON_PORT), options, unused)
+    return open_node(path, (address.host, address.port or DAEMON_PORT), options, unused)
 
 
 class _Kind(NamedTuple):
