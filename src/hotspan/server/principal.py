@@ -62,9 +62,12 @@ def current_owner() -> str:
 
 
 @contextlib.contextmanager
-def asking(principal: Principal) -> Iterator[None]:
-    """The block, and every task started in it, works for `principal`, whose request has come now."""
-    token, since = _asking.set(principal), _held_since_s.set(time.monotonic())
+def asking(principal: Principal, held_s: float = 0.0) -> Iterator[None]:
+    """The block, and every task started in it, works for `principal`, whose request has come now.
+
+    held_s: for how long it was held before.
+    """
+    token, since = _asking.set(principal), _held_since_s.set(time.monotonic() - held_s)
     try:
         yield
     finally:
