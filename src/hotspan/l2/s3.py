@@ -103,9 +103,8 @@ class S3Blobs:
         return True
 
     def create(self, name: str, data: Sequence[memoryview | bytes]) -> bool:
-        held = memoryview(
-            bytearray(sum(map(len, data)))
-        )  # an upload may outlast its caller, who then has other bytes there
+        # A copy: an upload may outlast its caller, whose buffers then have other bytes.
+        held = memoryview(bytearray(sum(map(len, data))))
         gather(data, held)
         return self.each(lambda name: self.put(name, [held]), [name])[0]
 
