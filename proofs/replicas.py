@@ -90,11 +90,12 @@ class World:
         if connect is None:
             self._server = MemoryServer(self._clock, before=self._before, evicts=rng.random() < 0.5)
 
-            other = MemoryServer(self._clock, before=self._before)  # what answers at the port until the daemon comes
-
             def connect(clock: Clock) -> ObjectStore:
                 if self._comes_late is None:
                     return self._server.store()
+                # What answers at the port until the daemon comes has no log that replicas share, so that they share
+                # no chunks there either: what another one stores without one, nobody here can know to be invalidated.
+                other = MemoryServer(self._clock, before=self._before)
                 return NodeStore(self._server.store(), other.store(), lambda: self._has_come, self._answer, clock)
 
         self.replicas = [Replica(name, connect, self._clock, self._epochs, rng, is_sealed=is_sealed) for name in names]
