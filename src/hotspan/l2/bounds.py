@@ -4,6 +4,8 @@ Whoever may write a store may state anything. What exceeds these bounds cannot b
 report is none, of a log the newest part that fits counts. Nothing is read to its end to find that out.
 """
 
+from typing import TypeVar
+
 from hotspan.core.types import MIB
 
 MAX_ENTRY_BYTES = 4 << 20
@@ -40,6 +42,8 @@ MAX_USAGE = 1 << 62
 MAX_REASON = 200
 """Characters of what a store gives as the reason of an error."""
 
+Figure = TypeVar("Figure", int, int | None)
+
 _LEAST_MS = 1_700_000_000_000  # a clock that was never set must not make honest logs dishonest
 
 
@@ -52,9 +56,9 @@ def is_honest(generation: int, now_s: float) -> bool:
     return 0 <= generation <= 2 * max(int(now_s * 1000), _LEAST_MS)
 
 
-def usage_figure(said: int) -> int:
-    """A figure that a store gives of itself; 0 for none that can be."""
-    return said if 0 <= said <= MAX_USAGE else 0
+def usage_figure(said: Figure) -> Figure:
+    """A figure that a store gives of itself; 0 for none that can be. None if it gives none."""
+    return said if said is None or 0 <= said <= MAX_USAGE else type(said)()
 
 
 def reason(error: BaseException) -> str:
