@@ -33,6 +33,7 @@ WEIGHTS = {
     "crash": 0.3,
 }
 TROUBLES = {"power": 0.5, "fault": 1.5, "repair": 1.5, "slow": 0.7, "hang": 0.5}
+HOLDERS = {"hold": 2.0, "send": 2.0, "copy": 1.0, "announce": 1.5}
 """What happens besides in a simulation."""
 
 
@@ -106,6 +107,10 @@ class Drive:
             "time": lambda: self.world.clock.advance(self.rng.uniform(0.001, 0.070)),
             "long_time": lambda: self.world.clock.advance(self.rng.uniform(1, 30)),
             "invalidate": lambda: self.engine.invalidate(),
+            "hold": lambda: self.engine.hold(),
+            "send": lambda: self.engine.send(),
+            "copy": lambda: self.engine.arrive(is_copy=True),
+            "announce": lambda: self.engine.announce(),
             "crash": self._crash,
             "power": self._lose_power,
             "fault": self._break,
@@ -116,7 +121,7 @@ class Drive:
 
     def run(self, steps: int) -> None:
         """Random steps. Raises: Broken."""
-        weights = WEIGHTS | TROUBLES if self.is_troubled else dict(WEIGHTS)
+        weights = WEIGHTS | TROUBLES | HOLDERS if self.is_troubled else dict(WEIGHTS)
         if self.arm is not None:
             del weights["crash"], weights["long_time"]  # the one fault is all that goes wrong
         names, chances = list(weights), list(weights.values())

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from hotspan.cache.choice import Text as Prompt
 from hotspan.cache.entry import Entry, Reader, State
 from hotspan.cache.tiered import PATIENCE_S, TieredCache
+from hotspan.cache.withdrawals import Withdrawals
 from hotspan.core.clock import Clock
 from hotspan.core.terms import NEVER, Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey, Lookup, Tier
@@ -40,12 +41,14 @@ class Request:
 
     waits:   what it was told RETRY of in its last pass; None where there was no room yet.
     since_s: since when it waits without a break.
+    may_store: False for a copy of a request, and for a text that was invalidated while it was held.
     """
 
     text: Text
     reader: Reader
     waits: dict[ChunkKey, Entry | None] = field(default_factory=dict)
     since_s: float = 0.0
+    may_store: bool = True
 
     def is_waiting(self, entries: Mapping[ChunkKey, Entry]) -> bool:
         """Whether all of that is still on its way: nothing it waits for has ended, well or not."""
@@ -53,6 +56,15 @@ class Request:
             entry is None or (entries.get(key) is entry and entry.state is not State.READY)
             for key, entry in self.waits.items()
         )
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A text that a server holds since a time, to send it later. is_taken: it was invalidated."""
+
+    text: Text
+    since_s: float
+    is_taken: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +94,9 @@ class Counts:
     retries: int = 0
     cuts: int = 0
     left_over_a_gap: int = 0
+    sent: int = 0
+    withdrawn: int = 0
+    announced: int = 0
 
 
 def texts(tenants: int, each: int = 3, length: int = 5, ttl_s: int = 40) -> list[Text]:
@@ -121,6 +136,8 @@ class Engine:
     patience_s: float = PATIENCE_S
     checks_books: bool = True
     requests: list[Request] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
+    withdrawals: Withdrawals = field(default_factory=Withdrawals)
     loads: list[Copies] = field(default_factory=list)
     stores: list[Copies] = field(default_factory=list)
     epochs: dict[ChunkKey, int] = field(default_factory=dict)
@@ -148,14 +165,40 @@ class Engine:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def arrive(self) -> None:
-        """A request comes and looks its text up."""
+    def arrive(self, *, is_copy: bool = False) -> None:
+        """A request comes and looks its text up. is_copy: it stores nothing."""
         if len(self.requests) < self.max_requests:
-            text = self.rng.choice(self.texts)
-            expires_s = int(self.clock.unix()) + text.ttl_s if text.ttl_s else NEVER
-            reader = Reader(terms=Terms(tenant=text.tenant, labels=text.labels, expires_s=expires_s))
-            self.requests.append(Request(text, reader))
-            self.ask(self.requests[-1])
+            self._admit(self.rng.choice(self.texts), may_store=not is_copy)
+
+    def _admit(self, text: Text, held: Held | None = None, *, may_store: bool = True) -> None:
+        expires_s = int(self.clock.unix()) + text.ttl_s if text.ttl_s else NEVER
+        terms = Terms(tenant=text.tenant, labels=text.labels, expires_s=expires_s)
+        reader = Reader(terms=terms, bare_terms=Terms(tenant=text.tenant, expires_s=expires_s))
+        if held is not None:
+            first = self.withdrawals.first_of(reader, text.chunks, NAMESPACE, held.since_s)
+            self._expect(first is not None or not held.is_taken, "a held text was invalidated, and is stored")
+            may_store = first is None
+            self.counts.sent += 1
+            self.counts.withdrawn += not may_store
+        self.requests.append(Request(text, reader, may_store=may_store))
+        self.ask(self.requests[-1])
+
+    def hold(self) -> None:
+        """A server is given a text that it sends later, as a warm-up does."""
+        if len(self.held) < self.max_requests:
+            self.held.append(Held(self.rng.choice(self.texts), self.clock.monotonic()))
+
+    def send(self) -> None:
+        """A text that is held comes as a request."""
+        if self.held and len(self.requests) < self.max_requests:
+            held = self.held.pop(self.rng.randrange(len(self.held)))
+            self._admit(held.text, held)
+
+    def announce(self) -> None:
+        """A request is announced: what the tiers have of its text is brought into RAM."""
+        text = self.rng.choice(self.texts)
+        self.counts.announced += 1
+        self.cache.prefetches.begin(text.chunks, text.tenant, self.rng.uniform(0.1, 20), lambda found: None)
 
     def ask_again(self) -> None:
         """A request that waits is looked up once more."""
@@ -222,7 +265,7 @@ class Engine:
             self.loads.append(Copies([(c, s, self.content(c.key)) for c, s in zip(chunks, slots, strict=True)]))
         else:
             self.cache.release(reader)
-        rest = text.chunks[len(hits) :]
+        rest = text.chunks[len(hits) :] if request.may_store else ()
         self._compute(len(rest))
         there = {chunk.key for chunk in rest if self.cache.terms(chunk.key) is not None}
         placements = self.cache.begin_store(rest, Reader(terms=reader.terms, inherited=reader.inherited))
@@ -281,6 +324,10 @@ class Engine:
             if scope.takes(key, NAMESPACE, Terms(tenant=tenant, labels=self.carried.get(key, frozenset())))
         }
         taken |= self._fallen(taken | (scope.keys or frozenset()))
+        self.withdrawals.note([scope], self.clock.monotonic())
+        for held in self.held:
+            own = Terms(tenant=held.text.tenant, labels=held.text.labels)
+            held.is_taken |= any(scope.takes(chunk.key, NAMESPACE, own) for chunk in held.text.chunks)
         self._forgettings += 1
         forgetting = Forgetting(self._forgettings, {key: self.epochs[key] for key in taken})
         self.unsure.append(forgetting)
@@ -376,6 +423,8 @@ class Engine:
         """The process died: nothing of its requests and copies is left."""
         self.cache = cache
         self.requests.clear()
+        self.held.clear()
+        self.withdrawals = Withdrawals()
         self.loads.clear()
         self.stores.clear()
         self.carried.clear()
@@ -394,8 +443,8 @@ class Engine:
         for _ in range(1000):
             wait()
             self.cache.step()
-            if not self.cache.is_moving and not self.cache.is_persisting:
-                break
+            if not self.cache.is_moving and not self.cache.is_persisting and not self.cache.ram.is_pinned:
+                break  # what was announced is held for a while
         self.check()
         self._expect(not self.cache.is_moving, "a promotion never ended")
         self._expect(not self.cache.is_persisting, "a store never ended")

@@ -7,7 +7,7 @@ must never be given bytes of an epoch before.
 
 import random
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,11 +15,13 @@ from hotspan.cache.choice import Text as Prompt
 from hotspan.cache.cost import CostModel
 from hotspan.cache.entry import Reader
 from hotspan.cache.tiered import TieredCache
+from hotspan.cache.withdrawals import Withdrawals
 from hotspan.core.clock import Clock
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import PAGE_BYTES, ChunkKey, Lookup, Tier
 from hotspan.l2.base import LogPage, ObjectStore, SharedLog
 from hotspan.l2.follower import LogFollower
+from hotspan.l2.node import ChosenLog, NodeStore
 from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.testing.chunks import content
 from hotspan.tiers.slab import SharedSlab
@@ -43,6 +45,8 @@ class Epochs:
     latest: dict[ChunkKey, int]
     taken: dict[int, tuple[int, set[ChunkKey]]] = field(default_factory=dict)  # by the scope's id
     scopes: list[Scope] = field(default_factory=list)  # kept, so that ids stay theirs
+    written: dict[tuple[str, int], list[tuple[int, set[ChunkKey]]]] = field(default_factory=dict)  # by place in a log
+    read: int = 0  # entries from which a replica learnt what others took
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +61,15 @@ class Asked:
     least: dict[ChunkKey, int]
     present: dict[ChunkKey, int]
     may_store: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A text that a server holds for later: a warm-up's. since_s: from when on. present: epochs of its bytes."""
+
+    text: Text
+    since_s: float
+    present: dict[ChunkKey, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +90,7 @@ class Replica:
         self.name = name
         self.least = dict.fromkeys(epochs.latest, 0)  # of epochs, for requests that are admitted now
         self.present = dict.fromkeys(epochs.latest, 0)  # of what they compute
-        self.hits = self.l2_hits = self.stores = self.cuts = 0
+        self.hits = self.l2_hits = self.stores = self.cuts = self.withdrawn = self.announced = 0
         self._connect = connect
         self._clock = clock
         self._stores: list[ObjectStore] = []  # of this life
@@ -97,10 +110,12 @@ class Replica:
         self._hang_up()
         self._lives += 1
         self.asked: list[Asked] = []
+        self.held: list[Held] = []
+        self._withdrawals = Withdrawals()
         self.copies: list[Copies] = []
         self.queues = InlineQueues(self._rng.getrandbits(32))
         clock = self._clock
-        self._log = _ReadLog(_log_of(self._connected()))
+        self._log = _ReadLog(_log_of(self._connected()), self._epochs, f"{self.name}/{self._lives}")
         self.follower = LogFollower(self._log, f"{self.name}/{self._lives}", clock)
         writer = self._rng.getrandbits(60)
 
@@ -142,21 +157,48 @@ class Replica:
     def follow(self) -> None:
         """Forget what others invalidated, before anything is admitted."""
         for scope in self.follower.foreign():
+            self._withdrawals.note([scope], self._clock.monotonic())
             self.cache.invalidate([scope], lambda done: None, is_foreign=True)
             self._disown()
-            if id(scope) not in self._epochs.taken:
+            if scope == Scope():
                 # The log was lost: all that was ever invalidated is forgotten with everything else.
                 self.present = dict(self._epochs.latest)
-        for scope in self._log.take():
-            if id(scope) in self._epochs.taken:
-                self._bind(*self._epochs.taken[id(scope)])
+        for epoch, taken in self._log.take(self.follower.applied):
+            self._epochs.read += 1
+            self._bind(epoch, taken)
 
-    def arrive(self, text: Text) -> None:
-        """A request is admitted, and looks its text up."""
+    def hold(self, text: Text) -> None:
+        """The server is given a text that it sends later."""
+        self.follow()
+        self.held.append(Held(text, self._clock.monotonic(), dict(self.present)))
+
+    def send(self) -> None:
+        """A text that the server held goes to the engine, as it was."""
+        if self.held:
+            held = self.held.pop(self._rng.randrange(len(self.held)))
+            self.arrive(held.text, held)
+
+    def announce(self, text: Text) -> None:
+        """A request is announced: what tiers have of its text is brought into RAM."""
+        self.follow()
+        self.announced += 1
+        self.cache.prefetches.begin(text.chunks, text.tenant, self._rng.uniform(0.1, 20), lambda found: None)
+
+    def arrive(self, text: Text, held: Held | None = None, *, is_copy: bool = False) -> None:
+        """A request is admitted, and looks its text up.
+
+        held: its text is from before. is_copy: it is a shadow copy, which stores nothing.
+        """
         self.follow()
         self.cache.step()
-        reader = Reader(terms=Terms(tenant=text.tenant, labels=text.labels))
-        asked = Asked(text, reader, dict(self.least), dict(self.present))
+        terms = Terms(tenant=text.tenant, labels=text.labels)
+        reader = Reader(terms=terms, bare_terms=Terms(tenant=text.tenant))
+        asked = Asked(text, reader, dict(self.least), dict(self.present), may_store=not is_copy)
+        if held is not None:
+            asked.present = held.present
+            first = self._withdrawals.first_of(reader, text.chunks, NAMESPACE, held.since_s)
+            asked.may_store = first is None
+            self.withdrawn += first is not None
         self.cache.ask(text.chunks, reader)
         self.asked.append(asked)
         self.look(asked)
@@ -210,6 +252,7 @@ class Replica:
             if done:
                 self._bind(epoch, taken)
 
+        self._withdrawals.note([scope], self._clock.monotonic())
         self._disown()
         for key in taken:
             self.present[key] = epoch
@@ -231,8 +274,11 @@ class Replica:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _connected(self) -> ObjectStore:
-        self._stores.append(self._connect(self._clock))
-        return self._stores[-1]
+        store = self._connect(self._clock)
+        if isinstance(store, NodeStore):
+            store.follows = lambda: self.follower.is_shared
+        self._stores.append(store)
+        return store
 
     def _hang_up(self) -> None:
         for store in self._stores:
@@ -258,28 +304,40 @@ class Replica:
 
 
 class _ReadLog:
-    """A shared log that says which invalidations were read from it.
+    """A shared log that says which invalidations were read from it, and knows those that were written by their place.
 
-    Of several that say the same the follower hands on one; a request that comes later is bound by all of them.
+    An entry is written once its append has returned; what is read of another binds nobody.
     """
 
-    def __init__(self, log: SharedLog) -> None:
+    def __init__(self, log: SharedLog, epochs: Epochs, owner: str) -> None:
         self._log = log
-        self._scopes: list[Scope] = []
+        self._owner = owner
+        self._epochs = epochs
+        self._read: list[tuple[str, int]] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._log, name)
 
+    def append(self, scopes: Sequence[Scope], by: str) -> int:
+        """An entry, whose generation is noted with what it takes."""
+        generation = self._log.append(scopes, by)
+        known = [self._epochs.taken[id(scope)] for scope in scopes if id(scope) in self._epochs.taken]
+        is_own = isinstance(self._log, ChosenLog) and not self._log.is_shared
+        self._epochs.written.setdefault((self._owner if is_own else "", generation), []).extend(known)
+        return generation
+
     def read(self, after: int) -> LogPage:
         """A page of the log."""
         page = self._log.read(after)
-        self._scopes += (scope for entry in page.entries for scope in entry.scopes)
+        owner = "" if page.is_shared else self._owner
+        self._read += [(owner, entry.generation) for entry in page.entries]
         return page
 
-    def take(self) -> list[Scope]:
-        """What was read since the last call."""
-        scopes, self._scopes = self._scopes, []
-        return scopes
+    def take(self, applied: int) -> list[tuple[int, set[ChunkKey]]]:
+        """What entries up to a generation took that were read since the last call."""
+        ready = {place for place in self._read if place[1] <= applied}
+        self._read = [place for place in self._read if place not in ready]
+        return [one for place in sorted(ready) for one in self._epochs.written.get(place, ())]
 
 
 def _log_of(store: ObjectStore) -> SharedLog:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from hotspan.core.clock import Clock
 from hotspan.core.terms import Scope, Terms
 from hotspan.l2.base import ObjectStore
+from hotspan.l2.node import NodeStore
 from hotspan.testing.clock import SimulatedClock
 from proofs.engine import Broken, Text, texts
 from proofs.proof import Findings, Progress, Proof, rng_of
@@ -36,7 +37,15 @@ WEIGHTS = {
     "repair": 3,
     "lose": 0.2,
     "trim": 0.3,
+    "hold": 3,
+    "send": 3,
+    "copy": 2,
+    "announce": 2,
+    "come": 0.5,
 }
+
+
+_OF_REPLICAS = ("hits", "l2_hits", "stores", "cuts", "withdrawn", "announced")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +83,32 @@ class World:
         self._labels = {chunk.key: text.labels for text in self._texts for chunk in text.chunks}
         self._epochs = Epochs(dict.fromkeys(self._parents, 0))
         self._chance, self._slow_s = 0.0, 0.0
+        # In some worlds the store is a daemon that starts after the replicas: where nothing was, or another one.
+        self._comes_late = rng.choice((None, None, "alone", "after another")) if connect is None else None
+        self._has_come = self._comes_late is None
         names = "abcd"[: rng.randint(2, 4)]
         if connect is None:
             self._server = MemoryServer(self._clock, before=self._before, evicts=rng.random() < 0.5)
 
             def connect(clock: Clock) -> ObjectStore:
-                return self._server.store()
+                if self._comes_late is None:
+                    return self._server.store()
+                # What answers at the port until the daemon comes has no log that replicas share, so that they share
+                # no chunks there either: what another one stores without one, nobody here can know to be invalidated.
+                other = MemoryServer(self._clock, before=self._before)
+                return NodeStore(self._server.store(), other.store(), lambda: self._has_come, self._answer, clock)
 
         self.replicas = [Replica(name, connect, self._clock, self._epochs, rng, is_sealed=is_sealed) for name in names]
+
+    @property
+    def read(self) -> int:
+        """From how many entries of the log replicas learnt what others took."""
+        return self._epochs.read
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the daemon started after the replicas."""
+        return self._comes_late is not None
 
     def run(self, steps: int) -> None:
         """Random steps of random replicas. Raises: Broken."""
@@ -101,6 +128,7 @@ class World:
         Raises: Broken if they don't.
         """
         started_s = self._clock.monotonic()
+        self._has_come = True
         for replica in self.replicas:
             self._repair(replica)
         for _ in range(60):
@@ -194,6 +222,28 @@ class World:
         self.counts["invalidations"] += 1
         replica.invalidate(scope, taken, epoch)
 
+    def _hold(self, replica: Replica) -> None:
+        if len(replica.held) < 4:
+            replica.hold(self._rng.choice(self._texts))
+
+    def _send(self, replica: Replica) -> None:
+        if len(replica.asked) < 4:
+            replica.send()
+
+    def _copy(self, replica: Replica) -> None:
+        if len(replica.asked) < 4:
+            replica.arrive(self._rng.choice(self._texts), is_copy=True)
+
+    def _announce(self, replica: Replica) -> None:
+        replica.announce(self._rng.choice(self._texts))
+
+    def _come(self, replica: Replica) -> None:
+        self._has_come = True
+
+    def _answer(self) -> None:
+        if self._comes_late == "alone":
+            raise ConnectionError("nothing answers at the port")
+
     def _evict(self, replica: Replica) -> None:
         replica.evict()
 
@@ -240,9 +290,7 @@ class World:
 def run(options: Options, progress: Progress) -> Proof:
     """Simulation after simulation, each a case."""
     findings = Findings()
-    figures = dict.fromkeys(
-        ("steps", "invalidations", "crashes", "losses", "faults", "hits", "l2_hits", "stores", "cuts"), 0
-    )
+    figures = dict.fromkeys(("steps", "invalidations", "crashes", "losses", "faults", "read", "late", *_OF_REPLICAS), 0)
     cases: Sequence[int] = range(options.seeds) if options.only is None else [options.only]
     for done, case in enumerate(cases, 1):
         world = World(rng_of("replicas", options.seed, case), is_sealed=case % 2 == 1)
@@ -254,9 +302,12 @@ def run(options: Options, progress: Progress) -> Proof:
         figures["steps"] += world.steps
         for name, value in world.counts.items():
             figures[name] += value
-        for name in ("hits", "l2_hits", "stores", "cuts"):
+        figures["read"] += world.read
+        figures["late"] += world.is_late
+        for name in _OF_REPLICAS:
             figures[name] += sum(getattr(replica, name) for replica in world.replicas)
         progress(done, len(cases))
-    enough = options.only is not None or (figures["l2_hits"] > 0 and figures["losses"] > 0)
+    shown = ("l2_hits", "losses", "read", "withdrawn", "announced", "late")
+    enough = options.only is not None or all(figures[name] for name in shown)
     said = {"simulations": len(cases), **figures, "failures": findings.count}
     return Proof("replicas", CLAIM, said, not findings.count and enough, tuple(findings.kept))

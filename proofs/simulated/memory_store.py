@@ -112,11 +112,11 @@ class MemoryServer:
         self.data[name] = data
         self.after(_call("overwrite", name))
 
-    def list(self, directory: str) -> list[str]:
+    def list(self, directory: str, limit: int) -> list[str]:
         self.before(_call("list", directory))
         with self.lock:
             names = list(self.data)
-        return [name.rpartition("/")[2] for name in names if name.rpartition("/")[0] == directory]
+        return [name.rpartition("/")[2] for name in names if name.rpartition("/")[0] == directory][:limit]
 
     def usage(self) -> StoreUsage:
         self.before("usage")

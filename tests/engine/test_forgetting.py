@@ -165,6 +165,38 @@ def test_a_waiting_request_leaves_nothing_either(engine: Core, by: str) -> None:
     assert engine.ask(prompt, 1) == 0
 
 
+@pytest.mark.parametrize("by", ["tag", "tokens", "everything"])
+def test_a_text_that_was_held_leaves_nothing(engine: Core, later: Callable[[float], None], by: str) -> None:
+    """A request whose text was held elsewhere while it was invalidated is answered, and nothing of it is ever found.
+
+    One that is of another tag, or whose text has come since, is kept as ever.
+    """
+    seed = {"tag": 62, "tokens": 63, "everything": 64}[by]
+    prompt, other = engine.text(seed, LENGTH), engine.text(seed + 1000, LENGTH)
+    scope = {"tenant": "default"} if by == "everything" else named(by, prompt)
+    held = {"tenant": "default", "tags": ["moving"], "held_since": later_s(later, 10.0, engine)}
+    later(11.0)
+    assert engine.administer(do="invalidate", **scope)["is_durable"]
+    later(12.0)
+    assert engine.ask(prompt, 1, hotspan=held) == 0
+    engine.settle()
+    assert engine.ask(prompt, 1, no_store=True) == 0
+    fresh = {"tenant": "default", "tags": ["moving"], "held_since": later_s(later, 12.0, engine)}
+    engine.ask(prompt, 1, hotspan=fresh)
+    engine.settle()
+    assert engine.ask(prompt, 1) > 0
+    if by != "everything":
+        engine.ask(other, 1, hotspan=held | {"tags": ["staying"]})
+        engine.settle()
+        assert engine.ask(other, 1) > 0
+
+
+def later_s(later: Callable[[float], None], seconds: float, engine: Core) -> float:
+    """The monotonic time, so many seconds after the test's beginning."""
+    later(seconds)
+    return engine.core.scheduler.connector.manager._clock.monotonic()
+
+
 def test_a_chunk_keeps_its_tags_on_every_way(engine: Core) -> None:
     """Loaded from below by an untagged request, and kept by the engine alone, or stored from there anew: it is found by
     its tag."""

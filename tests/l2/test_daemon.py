@@ -1,5 +1,6 @@
 """The node's daemon as a store: the conformance kit over a real daemon, its leases, and a daemon that lies."""
 
+import contextlib
 import json
 import os
 import socket
@@ -12,10 +13,12 @@ import pytest
 
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Scope, Terms
-from hotspan.core.types import Chunk
+from hotspan.core.types import Chunk, ChunkKey
 from hotspan.l2 import daemon
 from hotspan.l2.base import PREAMBLE_BYTES, updates_of
-from hotspan.l2.daemon import DaemonStore
+from hotspan.l2.blobs import Entry
+from hotspan.l2.daemon import DaemonLogMedium, DaemonStore
+from hotspan.l2.daemon_client import DaemonClient
 from hotspan.l2.daemon_protocol import (
     CHANGE_BITS,
     DESCRIBED,
@@ -34,6 +37,7 @@ from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.io import copy
 from hotspan.tiers.record import pack
 from tests.daemon.rig import PATIENCE_S, DaemonProcess, patient_store
+from tests.l2.kit.bounds import StoreBoundsTests
 from tests.l2.kit.logs import SharedLogTests
 from tests.l2.kit.outages import StoreOutageTests
 from tests.l2.kit.races import StoreRaceTests
@@ -69,6 +73,50 @@ class TestDaemonStore(ObjectStoreTests, SharedLogTests, StoreRaceTests):
     @pytest.fixture
     def make_store(self, emptied: DaemonProcess) -> MakeStore:
         return lambda entries: patient_store(emptied.unix_socket)
+
+
+class DaemonPlanter:
+    """A client of the daemon that says what it likes."""
+
+    def __init__(self, unix_socket: Path) -> None:
+        self._unix_socket = unix_socket
+
+    def entry(self, number: int, size: int = 0) -> None:
+        medium = self._medium()
+        stretch = medium.read(0)
+        assert stretch is not None
+        newest = stretch.entries[-1]
+        with contextlib.suppress(OSError):  # the daemon takes no entry but the next one, and none that is too long
+            if size:
+                medium.append(Entry(number, newest.epoch, bytes(size)), 1)
+            else:
+                medium.begin(newest.epoch, Entry(number, newest.epoch, b""))
+
+    def report(self, number: int, data: bytes | int) -> None:
+        with contextlib.suppress(OSError):
+            self._medium().write_report(f"replica {number}", data if isinstance(data, bytes) else bytes(data))
+
+    def metadata(self, name: str, size: int) -> None:
+        store = patient_store(self._unix_socket)
+        store.add_updates({ChunkKey(bytes.fromhex(name)): [n.to_bytes(17) for n in range(20_000)]})
+        store.close()
+
+    def _medium(self) -> DaemonLogMedium:
+        return DaemonLogMedium(DaemonClient(self._unix_socket), PATIENCE_S)
+
+
+class TestDaemonBounds(StoreBoundsTests):
+    """One daemon, emptied before each test."""
+
+    LARGE_BYTES = 8 << 20
+
+    @pytest.fixture
+    def make_store(self, emptied: DaemonProcess) -> MakeStore:
+        return lambda entries: patient_store(emptied.unix_socket)
+
+    @pytest.fixture
+    def planter(self, emptied: DaemonProcess) -> DaemonPlanter:
+        return DaemonPlanter(emptied.unix_socket)
 
 
 class TestDaemonOutage(StoreOutageTests):

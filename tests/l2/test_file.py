@@ -21,11 +21,13 @@ from hotspan.core.types import GIB, MIB, Chunk
 from hotspan.l2.base import PREAMBLE_BYTES, StoreUsage, updates_of
 from hotspan.l2.file import FileStore
 from hotspan.l2.file_room import OBJECTS
-from hotspan.l2.metadata import pack_updates
+from hotspan.l2.log import pack_entry
+from hotspan.l2.metadata import MAX_UPDATES, pack_updates
 from hotspan.l2.options import FileOptions
 from hotspan.l2.shared_files import SharedFiles
 from hotspan.testing.chunks import aligned, chain
 from hotspan.testing.clock import SimulatedClock
+from tests.l2.kit.bounds import StoreBoundsTests, report_of
 from tests.l2.kit.logs import SharedLogTests
 from tests.l2.kit.races import SharedStoreTests
 from tests.l2.kit.stores import TERMS, MakeStore, found, frame_of, put, read
@@ -68,6 +70,46 @@ class TestFileStore(SharedStoreTests):
         return lambda entries: FileStore(root, FileOptions(timeout_s=PATIENCE_S, log_entries=entries))
 
 
+class FilePlanter:
+    """Sparse files, which take no room on the disk."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def entry(self, number: int, size: int = 0) -> None:
+        (log,) = (self._root / "log").iterdir()
+        self._write(log / f"{number:016x}", size or b"E" + pack_entry([Scope()], "somebody"))
+
+    def report(self, number: int, data: bytes | int) -> None:
+        name, zeros = report_of(f"replica {number}"), data if isinstance(data, int) else b""
+        self._write(self._root / name, zeros or f"replica {number}".encode() + b"\0" + bytes(data))
+
+    def metadata(self, name: str, size: int) -> None:
+        directory = self._root / OBJECTS / Path(name).parts[1] / Path(name).name
+        for number in range(5 * MAX_UPDATES):
+            (directory / f"{number:048x}").touch()
+
+    def _write(self, path: Path, what: int | bytes) -> None:
+        with path.open("wb") as file:
+            file.write(b"E" if isinstance(what, int) else what)
+            if isinstance(what, int):
+                file.truncate(what)
+
+
+class TestFileStoreBounds(StoreBoundsTests):
+    """On a disk."""
+
+    LARGE = 24
+
+    @pytest.fixture
+    def make_store(self, root: Path) -> MakeStore:
+        return lambda entries: FileStore(root, FileOptions(timeout_s=PATIENCE_S, log_entries=entries))
+
+    @pytest.fixture
+    def planter(self, root: Path) -> FilePlanter:
+        return FilePlanter(root)
+
+
 class TestFileStoreWithoutLinks(SharedLogTests):
     """On tmpfs, as if it had no links, what is decided by a link elsewhere: who gets a name."""
 
@@ -90,13 +132,13 @@ def test_what_is_put_during_a_look_is_counted_once(
     room, names = store.blobs.room, SharedFiles.listed
     store.log.read(0)
 
-    def put_meanwhile(files: SharedFiles, path: Path) -> list[str]:
+    def put_meanwhile(files: SharedFiles, path: Path, limit: int) -> list[str]:
         if path.parts[0] != OBJECTS:
-            return names(files, path)
+            return names(files, path, limit)
         monkeypatch.setattr(SharedFiles, "listed", names)
-        found = [] if is_listed else names(files, path)  # the look's first: nothing is there yet
+        found = [] if is_listed else names(files, path, limit)  # the look's first: nothing is there yet
         assert put(store, B, SIZE)
-        return names(files, path) if is_listed else found
+        return names(files, path, limit) if is_listed else found
 
     store.blobs.calls.run(room.look)
     monkeypatch.setattr(SharedFiles, "listed", put_meanwhile)

@@ -10,13 +10,15 @@ import pytest
 from hotspan.core.terms import Scope, Terms, tag_labels
 from hotspan.core.types import ChunkKey
 from hotspan.l2.base import PREAMBLE_BYTES, SharedInvalidation, updates_of
+from hotspan.l2.bounds import MAX_ENTRY_BYTES
 from hotspan.l2.follower import LogFollower
-from hotspan.l2.log import MAX_ENTRY_BYTES, SharedInvalidationLog, checked
+from hotspan.l2.log import SharedInvalidationLog, checked, pack_entry
 from hotspan.l2.metadata import ENTRY_BYTES, LIFE_BYTES, MAX_UPDATES, new_life, pack_updates, parse_metadata
 from hotspan.l2.objects import BlobStore
 from hotspan.testing.chunks import chain
 from hotspan.testing.clock import SimulatedClock
 from proofs.simulated.memory_store import MemoryServer
+from tests.l2.kit.bounds import StoreBoundsTests, report_of
 from tests.l2.kit.races import SharedStoreTests
 from tests.l2.kit.stores import TENANT, TERMS, MakeStore, found, frame_of, put, read, record_of
 
@@ -40,6 +42,42 @@ class TestMemory(SharedStoreTests):
     test_a_delete_during_a_put_leaves_all_or_nothing = None
     test_of_several_puts_at_once_one_wins = None
     test_threads_do_not_disturb_each_other = None  # of media: here there is a lock
+
+
+class MemoryPlanter:
+    """Whoever writes the blobs themselves."""
+
+    def __init__(self, server: MemoryServer) -> None:
+        self._data = server.data
+
+    def entry(self, number: int, size: int = 0) -> None:
+        log = next(name for name in self._data if name.startswith("log/")).rpartition("/")[0]
+        self._data[f"{log}/{number:016x}"] = bytes(size) if size else b"E" + pack_entry([Scope()], "somebody")
+
+    def report(self, number: int, data: bytes | int) -> None:
+        said = f"replica {number}".encode() + b"\0" + data if isinstance(data, bytes) else bytes(data)
+        self._data[report_of(f"replica {number}")] = said
+
+    def metadata(self, name: str, size: int) -> None:
+        self._data[name] = bytes(size)
+
+
+class TestMemoryBounds(StoreBoundsTests):
+    """The bounds of the one store and the one log."""
+
+    @pytest.fixture
+    def server(self) -> MemoryServer:
+        return MemoryServer(SimulatedClock())
+
+    @pytest.fixture
+    def make_store(self, server: MemoryServer) -> MakeStore:
+        return server.store
+
+    @pytest.fixture
+    def planter(self, server: MemoryServer) -> MemoryPlanter:
+        return MemoryPlanter(server)
+
+    test_large_metadata_is_not_read_whole = None  # an append of this medium copies: it is in this process
 
 
 class TestMemoryThatNeverEvicts(TestMemory):

@@ -8,9 +8,9 @@ import pytest
 
 from hotspan.core.errors import ConfigError
 from hotspan.l2 import open as opening
-from hotspan.l2.daemon import DaemonStore
 from hotspan.l2.file import FileStore
 from hotspan.l2.hyperpod import HyperpodStore
+from hotspan.l2.node import NodeStore
 from hotspan.l2.open import open_store, parse_store_url
 from hotspan.l2.redis import RedisStore
 from hotspan.l2.s3 import S3Store
@@ -22,7 +22,7 @@ from hotspan.l2.s3 import S3Store
         ("redis://cache:6379/1", RedisStore),
         ("rediss://cache", RedisStore),
         ("s3://bucket/prefix", S3Store),
-        ("sagemaker-hyperpod://127.0.0.1:9200", HyperpodStore),
+        ("sagemaker-hyperpod://127.0.0.1:9200", NodeStore),
     ],
 )
 def test_the_scheme_names_the_store(url: str, kind: type) -> None:
@@ -45,7 +45,7 @@ def test_our_own_daemon_is_reached_by_its_socket(tmp_path: Path, monkeypatch: py
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(tmp_path / "ai_toolkit_cache.sock"))
         store = open_store("--l2", "sagemaker-hyperpod://127.0.0.1:9200", {})
-        assert isinstance(store, DaemonStore)
+        assert isinstance(store, NodeStore) and store.is_own
         store.close()
 
 
@@ -88,5 +88,7 @@ def test_hyperpods_own_names_are_taken() -> None:
     """The configuration keys that users of managed tiered storage have work as they are."""
     options = {"sagemaker_hyperpod_shared_memory_name": "none", "sagemaker_hyperpod_timeout_ms": "900"}
     with contextlib.closing(open_store("--l2", "sagemaker-hyperpod://127.0.0.1", options)) as store:
-        assert isinstance(store, HyperpodStore)
-        assert (store.blobs.daemon.options.shared_memory_name, store.blobs.daemon.options.timeout_ms) == ("none", 900)
+        assert isinstance(store, NodeStore) and not store.is_own
+        assert isinstance(store.by_http, HyperpodStore)
+        options = store.by_http.blobs.daemon.options
+        assert (options.shared_memory_name, options.timeout_ms) == ("none", 900)

@@ -153,4 +153,4 @@ def test_a_link_that_comes_while_a_tree_is_deleted(tmp_path: Path, victim: Path)
 def test_paths_stay_below_the_root(tmp_path: Path, path: str) -> None:
     """A path that leads out is a bug of the caller."""
     with pytest.raises(ValueError, match="no path from the root"):
-        Tree(tmp_path).listed(Path(path) / "x")
+        Tree(tmp_path).listed(Path(path) / "x", 1)

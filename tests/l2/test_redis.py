@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import redis
 
 from hotspan.core.errors import ConfigError
 from hotspan.core.frame import HEADER_BYTES
@@ -14,10 +15,12 @@ from hotspan.core.terms import Scope, Terms, tag_labels
 from hotspan.core.types import MIB, Chunk
 from hotspan.l2 import redis_servers
 from hotspan.l2.base import updates_of
+from hotspan.l2.log import pack_entry
 from hotspan.l2.metadata import MAX_BYTES, MAX_UPDATES
 from hotspan.l2.options import RedisOptions
 from hotspan.l2.redis import RedisStore
 from hotspan.testing.chunks import aligned, chain, key_of
+from tests.l2.kit.bounds import ROOM_BYTES, StoreBoundsTests, growth_of
 from tests.l2.kit.outages import StoreOutageTests
 from tests.l2.kit.races import SharedStoreTests
 from tests.l2.kit.stores import TERMS, MakeStore, ObjectStoreTests, found, frame_of, put, read
@@ -63,6 +66,57 @@ class TestRedisStore(SharedStoreTests):
     @pytest.fixture
     def make_store(self, server: RedisServer) -> MakeStore:
         return lambda entries: RedisStore(server.url, RedisOptions(timeout_s=PATIENCE_S, log_entries=entries))
+
+
+class RedisPlanter:
+    """Whoever may write the server."""
+
+    def __init__(self, url: str) -> None:
+        self._client = redis.Redis.from_url(url)
+        self._key = "hotspan:2:{log}"
+
+    def entry(self, number: int, size: int = 0) -> None:
+        ((_, fields),) = self._client.xrevrange(self._key, count=1)  # type: ignore[misc]
+        body = bytes(size) if size else pack_entry([Scope()], "somebody")
+        self._client.xadd(self._key, {next(iter(fields)): body}, id=f"{number}-0")
+
+    def report(self, number: int, data: bytes | int) -> None:
+        said = data if isinstance(data, bytes) else bytes(data)
+        self._client.hset(f"{self._key}:replicas", f"replica {number}", said)  # type: ignore[arg-type]
+
+    def metadata(self, name: str, size: int) -> None:
+        kind, epoch, chunk = name.split("/")
+        self._client.set(f"hotspan:2:{kind}:{epoch}:{{{chunk}}}", bytes(size))
+
+
+class TestRedisStoreBounds(StoreBoundsTests):
+    """One server."""
+
+    LARGE = 3
+    LARGE_BYTES = 30 * MIB
+
+    @pytest.fixture
+    def make_store(self, server: RedisServer) -> MakeStore:
+        return lambda entries: RedisStore(server.url, RedisOptions(timeout_s=PATIENCE_S, log_entries=entries))
+
+    @pytest.fixture
+    def planter(self, server: RedisServer) -> Iterator[RedisPlanter]:
+        yield RedisPlanter(server.url)
+        server.ask("FLUSHALL")
+
+    test_large_reports_are_not_read_whole = None  # one call has all reports: too many bytes are an error
+
+    def test_large_reports_are_refused(self, store: RedisStore, planter: RedisPlanter) -> None:
+        """Reports that no honest replicas make are an error before they are received."""
+        for number in range(3):
+            planter.report(number, 30 * MIB)
+
+        def refused() -> None:
+            with pytest.raises(OSError):
+                store.log.replicas()
+
+        _, grown = growth_of(refused)
+        assert grown < ROOM_BYTES
 
 
 class TestRedisStoreOnUnixSocket(ObjectStoreTests):

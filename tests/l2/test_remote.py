@@ -648,19 +648,19 @@ def test_following_an_idle_log_costs_no_memory() -> None:
     """A log whose generations go on by the clock leaves nothing behind while nothing is invalidated."""
     clock = SimulatedClock()
     log = VolatileLog(clock)
-    follower = LogFollower(log, "a", clock, since=log.position)
+    follower, began = LogFollower(log, "a", clock), log.read(0).floor
     for _ in range(100):
         clock.advance(0.1)
         follower.poll()
     assert not follower._queued
-    assert follower.foreign() == [] and follower.applied == follower.generation > log.position.generation
+    assert follower.foreign() == [] and follower.applied == follower.generation > began
 
 
 def test_a_log_of_ones_own_keeps_the_newest_entries() -> None:
     """It does not grow for ever; who reads on misses nothing, and who comes too late knows that it did."""
     clock = SimulatedClock()
     log = VolatileLog(clock)
-    follower, late = (LogFollower(log, name, clock, since=log.position) for name in "ab")
+    follower, late = (LogFollower(log, name, clock) for name in "ab")
     late.poll()
     clock.advance(1)
     heard: list[Scope] = []

@@ -5,6 +5,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import obstore
 import pytest
@@ -306,3 +307,25 @@ def test_secrets_are_not_shown() -> None:
             find(store, chain("a", 4))
         assert "secret" not in f"{settings!r} {caught.value!r} {caught.value.__cause__!r}"
         store.close()
+
+
+def test_a_put_that_was_given_up_has_the_bytes_that_it_was_given(
+    replica: Replicas, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the caller's buffer has next, once it has given up, is in no object, however late the upload goes off."""
+    store, put, released = replica(), obstore.put, threading.Event()
+    store.log.read(0)
+    frame = bytearray(b"a" * FRAME_BYTES)
+
+    def late(*args: Any, **options: Any) -> Any:
+        assert released.wait(60.0)
+        return put(*args, **options)
+
+    monkeypatch.setattr(obstore, "put", late)
+    monkeypatch.setattr(store.blobs, "_timeout_s", 0.05)
+    with pytest.raises(TimeoutError):
+        store.blobs.create("objects/x/0/y", [memoryview(frame)[:100], memoryview(frame)[100:]])
+    frame[:] = b"b" * FRAME_BYTES
+    released.set()
+    store.close()  # waits for what has begun
+    assert place.read("objects/x/0/y") == b"a" * FRAME_BYTES

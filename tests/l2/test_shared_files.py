@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from hotspan.core.types import MIB
 from hotspan.l2.shared_files import Calls, FileCall, SharedFiles
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.io import IO_BYTES
-from tests.l2.servers import PATIENCE_S, at_last
+from tests.l2.servers import PATIENCE_S, at_last, until
 
 
 @pytest.fixture
@@ -356,3 +356,25 @@ def test_a_directory_goes_at_once(files: SharedFiles, patient: Calls, tmp_path: 
     for _ in range(2):
         patient.run(lambda call: files.remove(Path("d"), call))
     assert os.listdir(tmp_path) == ["tmp"] and os.listdir(tmp_path / "tmp") == []
+
+
+def test_a_write_that_was_left_has_the_bytes_that_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that hangs goes on, once its caller has left, with what it was given: the buffer has gone to another."""
+    calls, files, written = Calls("the directory", 0.05), SharedFiles(tmp_path), os.pwritev
+    begun, released, ended = threading.Event(), threading.Event(), threading.Event()
+    data, wrote = bytearray(b"a" * 5000), []
+
+    def hang(fd: int, buffers: Sequence[memoryview], at: int) -> int:
+        begun.set()
+        assert released.wait(PATIENCE_S)
+        wrote.append(b"".join(buffers))
+        ended.set()
+        return written(fd, buffers, at)
+
+    monkeypatch.setattr(os, "pwritev", hang)
+    leave(calls, lambda call: files.publish(Path("objects/x"), [memoryview(data)], call), begun)
+    data[:] = b"b" * 5000
+    released.set()
+    assert ended.wait(PATIENCE_S) and set(wrote) == {b"a" * 5000}
+    until(lambda: files.listed(Path("tmp"), 9) == [])
+    assert files.listed(Path("objects"), 9) == []

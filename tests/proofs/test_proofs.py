@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from hotspan.cache.ram import RamTier
+from hotspan.cache.withdrawals import Withdrawals
 from hotspan.core import planes
 from hotspan.core.directives import parse_directives
+from hotspan.core.terms import Scope
 from hotspan.core.types import Chunk, ChunkKey
 from hotspan.l2.base import Found
 from hotspan.l2.follower import LogFollower
+from hotspan.l2.node import ChosenLog, NodeStore
 from hotspan.l2.view import LogView
 from hotspan.tiers.log import GenerationLog
 from hotspan.tiers.lower import LowerTier
@@ -178,23 +181,41 @@ def test_simulations_follow_from_the_seed() -> None:
 
 
 def test_replicas() -> None:
-    """R11: 150 simulations of replicas that share an L2, which fails, loses all, and trims its log."""
+    """R11: 150 simulations of replicas that share an L2, which fails, loses all, trims its log, or comes late, while
+    servers hold texts, copy requests and announce them."""
     found = passed(replicas.run(replicas.Options(seeds=150), silent))
     assert found["failures"] == 0
-    assert min(found[name] for name in ("l2_hits", "invalidations", "crashes", "losses", "faults")) > 50
+    assert min(found[name] for name in ("l2_hits", "invalidations", "crashes", "losses", "faults", "late")) > 50
+    assert min(found[name] for name in ("read", "withdrawn", "announced")) > 200
 
 
-@pytest.mark.parametrize(("broken", "first"), [("view", 0), ("applied", 540), ("parents", 0)])
+@pytest.mark.parametrize(
+    ("broken", "first"), [("view", 0), ("applied", 0), ("parents", 0), ("held", 0), ("late", 0), ("unread", 0)]
+)
 def test_replicas_can_fail(monkeypatch: pytest.MonkeyPatch, broken: str, first: int) -> None:
-    """With a log that nobody heeds, stores that claim to be newer than they are, or gaps, old bytes are hits."""
+    """With a log that nobody heeds, stores that claim to be newer than they are, or gaps, old bytes are hits; also if
+    held texts are stored whatever happened, a daemon's log is not followed, or what others wrote is not forgotten."""
     if broken == "view":
         monkeypatch.setattr(LogView, "matched_at", lambda *a: 0)
     elif broken == "applied":
         present = property(lambda self: self.generation, lambda self, value: None)
         monkeypatch.setattr(LogFollower, "applied", present, raising=False)
-    else:
+    elif broken == "parents":
         monkeypatch.setattr("hotspan.l2.remote.readable", every_one)
+    elif broken == "held":
+        monkeypatch.setattr(Withdrawals, "first_of", lambda *a: None)
+    elif broken == "late":
+        monkeypatch.setattr(ChosenLog, "_chooses_shared", lambda self: False)
+        monkeypatch.setattr(NodeStore, "_store", lambda self: self.own if self.is_own else self.by_http)
+    else:
+        monkeypatch.setattr(LogFollower, "foreign", unheard)
     assert any(not replicas.run(replicas.Options(only=case), silent).passed for case in range(first, first + 400))
+
+
+def unheard(follower: LogFollower) -> list[Scope]:
+    """What others invalidated is taken for applied, and not forgotten."""
+    follower.applied = follower.generation
+    return []
 
 
 def every_one(chunks: list[Chunk], found: dict[ChunkKey, Found], *_: object) -> tuple[list[Found], list[ChunkKey]]:

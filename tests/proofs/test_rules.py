@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from proofs import fuzz
-from proofs.drive import TROUBLES, WEIGHTS, Drive
+from proofs.drive import HOLDERS, TROUBLES, WEIGHTS, Drive
 from proofs.engine import Broken
 from proofs.places import in_memory
 
@@ -50,10 +50,10 @@ class Rules(RuleBasedStateMachine):
 
 
 class TroubledRules(Rules):
-    """The same, while disks fail and power goes."""
+    """The same, while disks fail, power goes, and servers hold texts."""
 
     is_troubled = True
-    names = (*Rules.names, *TROUBLES)
+    names = (*Rules.names, *TROUBLES, *HOLDERS)
 
 
 TestModel = Rules.TestCase

@@ -50,6 +50,16 @@ async def test_what_fails_before_the_first_byte_goes_elsewhere(bad: Answering) -
         assert not at.in_flight
 
 
+async def test_what_is_sent_again_says_for_how_long_it_was_held() -> None:
+    """The next replica is told for how long a request was held; the first one, which gets it at once, is not."""
+    async with replicas(say(503), say_ok) as (ill, well), routed([ill, well]) as at:
+        while not ill.works:
+            assert await at.status() == 200
+        held = [headers.get("x-hotspan-held-ms") for fake in (ill, well) for *_, headers, _ in fake.asked]
+        assert [value for value in held if value is not None] and all(int(value or 0) >= 0 for value in held)
+        assert sum(value is None for value in held) == ill.works + well.works - await at.metric("retries_total")
+
+
 async def test_replicas_that_are_not_there_are_left_alone() -> None:
     """A replica that refuses connections is out after the first question, and no request goes there."""
     async with replicas(say_ok) as (well,):

@@ -93,6 +93,31 @@ async def test_copies_leave_nothing_in_caches() -> None:
         assert [json.loads(each) for *_, each in (*main.asked, *canary.asked)] == [sent, copied(sent), copied(sent)]
 
 
+@pytest.mark.parametrize("path", ["/hotspan/cache/invalidate", "/hotspan/cache/clear", "/hotspan/keys/shred"])
+async def test_an_invalidation_withdraws_copies(path: str) -> None:
+    """Before it is acknowledged copies that wait are dropped and those under way end; later requests are copied."""
+    hangs = asyncio.Event()
+
+    async def answer(request: web.Request, sent: bytes) -> web.StreamResponse:
+        if request.path != CHAT:
+            return web.json_response({"is_durable": True})
+        if json.loads(sent).get("kv_transfer_params", {}).get("no_store"):
+            await hangs.wait()
+        return await chats("abc")(request, sent)
+
+    async with replicas(answer, answer) as (main, canary), shadowed([main, canary], shadow_in_flight=1) as at:
+        for number in range(3):  # one copy is under way, two wait
+            assert await at.status(body(user=str(number)), CHAT) == 200
+        await until(lambda: canary.works == 1)
+        before = [len(fake.asked) for fake in (main, canary)]
+        assert await at.status({"tenant": "a"}, path) == 200
+        assert await outcomes(at, 3) == {"dropped": 3.0}
+        hangs.set()
+        assert [len(fake.asked) for fake in (main, canary)] == [count + 1 for count in before]
+        assert await at.status(body(), CHAT) == 200
+        assert await outcomes(at, 4) == {"dropped": 3.0, "same": 1.0}
+
+
 async def test_a_candidate_that_drifts_is_rolled_back(caplog: pytest.LogCaptureFixture) -> None:
     """It gets no request any more, of its share of the split neither; metric, log and admin say so; a reset ends it."""
     split = {"shares": {"canary": 0.5}}

@@ -1,6 +1,7 @@
 """Who may call which route: a table with all of them, and a gate that nothing passes by."""
 
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from fastapi import FastAPI, Request, WebSocket
 from fastapi.responses import StreamingResponse
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount
 
@@ -23,10 +25,11 @@ from hotspan.server.policy import (
     PUBLIC,
     Access,
     Gate,
+    _held_s,
     access_table,
     unlisted,
 )
-from hotspan.server.principal import Credentials, current_tenant
+from hotspan.server.principal import ANYBODY, Credentials, asking, current_held_since_s, current_tenant
 from tests.server.conftest import environment_is_read
 
 from .asgi import call
@@ -163,6 +166,20 @@ def test_the_app_hears_whose_it_is() -> None:
     assert call(gate(), "POST", "/v1/completions", OF_ADMIN).body == b"default"
     assert call(gate(keyed=False), "POST", "/v1/completions").body == b"default"
     assert call(gate(), "GET", "/v1/chat/completions", OF_ACME).body == b"acme0 acme1 acme2 "
+
+
+@pytest.mark.parametrize(
+    ("said", "held_s"),
+    [([], 0.0), (["250"], 0.25), (["1", "2000"], 2.0), (["-5", "x", "1e9", "9" * 16], 0.0)],
+)
+def test_the_app_hears_for_how_long_a_request_was_held(said: list[str], held_s: float) -> None:
+    """What routers say of it counts, the longest; what is no number of milliseconds does not."""
+    headers = Headers(raw=[(b"x-hotspan-held-ms", value.encode()) for value in said])
+    before_s = time.monotonic()
+    with asking(ANYBODY, _held_s(headers)):
+        found_s = current_held_since_s()
+    assert found_s is not None and before_s - held_s <= found_s <= time.monotonic() - held_s
+    assert current_held_since_s() is None
 
 
 def test_websockets() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ from hotspan.http.connections import HttpLimits
 from hotspan.http.errors import HttpError
 from hotspan.server.admission import Admission
 from hotspan.server.exchange import AppExchange
-from hotspan.server.principal import Principal, asking, current_tenant
+from hotspan.server.principal import Principal, asking, current_held_since_s, current_tenant
 from hotspan.server.warming import MAX_HELD_CHARS, MAX_JOBS, Job, Warming, WarmRequest, warming_router
 from hotspan.testing.clock import SimulatedClock
 from tests.router.rig import until
@@ -188,6 +189,76 @@ async def test_a_cancelled_warm_up_ends(engine: Engine, warming: Warming) -> Non
     await ended(third)
     assert [prompt for _, prompt in engine.asked] == ["one", "three"]
     await warming.close()
+
+
+@pytest.mark.parametrize(
+    ("command", "left"),
+    [
+        ({"do": "invalidate", "tags": ["manual"]}, ["three", "four"]),
+        ({"do": "invalidate", "tags": ["manual", "old"]}, ["two", "three", "four"]),
+        ({"do": "invalidate", "session": "s"}, ["two", "four"]),
+        ({"do": "invalidate", "tenant": "b"}, ["two", "three", "four"]),
+        ({"do": "invalidate", "adapter": "x"}, ["two", "three", "four"]),
+        ({"do": "invalidate", "tenant": "a", "tokens": [1]}, ["two", "three", "four"]),
+        ({"do": "invalidate", "model": True}, []),
+        ({"do": "shred", "tenant": "a"}, []),
+        ({"do": "invalidate"}, []),
+    ],
+)
+async def test_an_invalidated_text_is_not_sent(
+    engine: Engine, warming: Warming, command: dict[str, Any], left: list[str]
+) -> None:
+    """Once an invalidation is carried out no text that it takes is sent any more, nor again; the others are."""
+    engine.gate = asyncio.Semaphore(0)
+    texts = [{"prompt": "one", "tags": ["manual@1", "old"], "session": "s"}, {"prompt": "two", "tags": ["manual"]}]
+    texts += [{"prompt": "three", "session": "s"}, {"prompt": "four"}]
+    job = warming.begin(WarmRequest.model_validate({"texts": texts}), "a")
+    await until(lambda: len(engine.asked) == 1)
+    is_taken = (
+        "one" not in left and command.get("tenant") != "b" and "adapter" not in command and "tokens" not in command
+    )
+    await warming.forget([command])
+    assert engine.withdrawn == (["one"] if is_taken else [])
+    before = len(engine.asked)
+    engine.gate.release()
+    for _ in range(4):
+        engine.gate.release()
+    await ended(job)
+    assert [prompt for _, prompt in engine.asked[before:]] == left
+    shown = await warming.told(job)
+    assert shown["state"] == "done" and shown["warmed"] == len(left) + (not is_taken)
+    assert all("was invalidated" in each for each in shown["failures"]) and shown["failed"] == 4 - shown["warmed"]
+
+
+async def test_a_text_says_since_when_it_is_held(engine: Engine, warming: Warming) -> None:
+    """Each text's request says since when the server has it: since its warm-up was accepted, however long ago."""
+    since: list[float | None] = []
+    compute = engine.compute
+
+    async def seen(exchange: AppExchange, body: bytes) -> None:
+        since.append(current_held_since_s())
+        await compute(exchange, body)
+
+    engine.compute = seen  # type: ignore[method-assign]
+    began_s = time.monotonic()
+    job = warming.begin(request("one", "two"), "a")
+    accepted_s = time.monotonic()
+    await ended(job)
+    assert len(since) == 2 and all(at is not None and began_s <= at <= accepted_s for at in since)
+
+
+async def test_a_mistake_of_ours_ends_its_job_alone(engine: Engine, warming: Warming) -> None:
+    """An error that nobody expected ends its warm-up as failed; its place is free, and the next one is computed."""
+    compute = engine.compute
+
+    async def fail(exchange: AppExchange, body: bytes) -> None:
+        raise ZeroDivisionError
+
+    engine.compute = fail  # type: ignore[method-assign]
+    broken = await ended(warming.begin(request("one"), "a"))
+    assert broken.state == "failed" and not broken.chars and broken.reason
+    engine.compute = compute  # type: ignore[method-assign]
+    assert (await ended(warming.begin(request("two"), "a"))).state == "done"
 
 
 async def test_a_server_that_stops_does_not_wait_for_texts(engine: Engine, warming: Warming) -> None:

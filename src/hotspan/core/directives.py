@@ -60,6 +60,8 @@ class Directives:
     ttl_s:     how long what it stores or hits may be used; None for ever.
     no_store:  nothing that it computes is kept.
     renew:     its hits begin the time to live anew.
+    held_since_s: since when its text is held on this machine, by the monotonic clock; the server says so. None: it is
+               not known to be.
     blend:     whether, or how, repeated text that is no prefix is reused, where the server allows it; None as the
                server has it.
     """
@@ -72,6 +74,7 @@ class Directives:
     no_store: bool = False
     renew: bool = False
     blend: bool | BlendDirective | None = None
+    held_since_s: float | None = None
 
     def terms(self, adapter: str | None, now_s: float) -> Terms:
         """The terms of what this request stores and hits now. adapter: its name, None for the base model."""
@@ -93,13 +96,17 @@ class Directives:
             "no_store": self.no_store,
             "renew": self.renew,
             "blend": asdict(self.blend) if isinstance(self.blend, BlendDirective) else self.blend,
+            "held_since": self.held_since_s,
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Directives":
         """The directives that `to_json` gave."""
-        fields = {name: value for name, value in data.items() if name != "tenant" and value is not None}
-        return replace(parse_directives(fields), tenant=str(data["tenant"]))
+        fields = {name: data[name] for name in CLIENT_DIRECTIVES if data.get(name) is not None}
+        held = data.get("held_since")
+        return replace(
+            parse_directives(fields), tenant=str(data["tenant"]), held_since_s=None if held is None else float(held)
+        )
 
 
 def parse_directives(params: Mapping[str, Any]) -> Directives:

@@ -15,6 +15,7 @@ from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import MALFORMED
 from hotspan.core.types import MIB
 from hotspan.daemon.metadata import AbsentMetadata
+from hotspan.l2 import bounds
 from hotspan.l2.blobs import Entry, Stretch
 from hotspan.tiers.log import LogFile
 
@@ -146,6 +147,8 @@ class NodeLog:
         except MALFORMED:
             is_whole = False
         if any((two.number, two.epoch) != (one.number + 1, one.epoch) for one, two in pairwise(self._entries)):
+            is_whole = False
+        if not all(bounds.is_honest(entry.number, self._clock.unix()) for entry in islice(reversed(self._entries), 1)):
             is_whole = False
         if not is_whole:
             logger.warning("daemon_log_lost: what was invalidated is not known, hotspan's own objects are forgotten")

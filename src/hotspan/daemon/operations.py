@@ -13,6 +13,7 @@ from hotspan.core.types import ChunkKey
 from hotspan.daemon.log import NodeLog
 from hotspan.daemon.pool import Pool
 from hotspan.daemon.stored import Refusal, StoredObject, Writing
+from hotspan.l2 import bounds
 from hotspan.l2.base import UPDATE_BYTES
 from hotspan.l2.blobs import Entry
 from hotspan.l2.daemon_protocol import (
@@ -36,7 +37,6 @@ from hotspan.l2.daemon_protocol import (
     Operation,
     Status,
 )
-from hotspan.l2.log import MAX_ENTRY_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -214,7 +214,7 @@ class Operations:
 
     def _log_part(self, client: Client, body: memoryview) -> bytes:
         client.log_body += body
-        if len(client.log_body) > MAX_ENTRY_BYTES:
+        if len(client.log_body) > bounds.MAX_ENTRY_BYTES:
             raise BadRequest("an entry of the log is too long")
         return _OK
 
@@ -228,6 +228,8 @@ class Operations:
 
     def _log_begin(self, client: Client, body: memoryview) -> bytes:
         over, number, epoch = LOG_BEGIN.unpack(body)
+        if not bounds.is_honest(number, self._log.unix()):
+            raise BadRequest("no log has come so far")
         oldest = self._log.oldest
         self._log.begin(over if any(over) else b"", Entry(number, epoch, b""))
         if oldest is not None and self._log.oldest is not oldest:
@@ -243,11 +245,12 @@ class Operations:
         size, room = 0, _max_bytes(client) - len(_OK) - LOG_HEAD.size
         parts: list[bytes] = []
         for entry in found.entries:
-            packed = LOG_BODY.pack(entry.number, entry.epoch, len(entry.body)) + entry.body
-            part = packed[max(0, skip - size) :][:room]
-            room -= len(part)
-            size += len(packed)
-            parts.append(part)
+            length = LOG_BODY.size + len(entry.body)
+            if room and size + length > skip:
+                packed = LOG_BODY.pack(entry.number, entry.epoch, len(entry.body)) + entry.body
+                parts.append(packed[max(0, skip - size) :][:room])
+                room -= len(parts[-1])
+            size += length
         head = LOG_HEAD.pack(found.oldest.number, found.oldest.epoch, bool(found.oldest.body), size)
         return b"".join([_OK, head, *parts])
 

@@ -134,7 +134,8 @@ class Administrator:
         if self._follower is None or self._follower.position is None:
             return
         scopes, position = self._follower.foreign(), self._follower.position
-        done = self._keeper.follow(position, bool(scopes)) if self._keeper is not None else _ignored
+        keeper = self._keeper if self._follower.is_shared else None
+        done = keeper.follow(position, bool(scopes)) if keeper is not None and position is not None else _ignored
         if scopes:
             removed = self._manager.invalidate(scopes, done, is_foreign=True)
             logger.info("cache_invalidated_elsewhere scopes=%d removed=%s", len(scopes), removed.counts)

@@ -61,15 +61,23 @@ class _Checked(dict[str, Any]):
 class RequestGuard:
     """Gives each request its tenant.
 
-    tenant:      whose request the current task works for.
+    tenant:      whose request the current task works for. held_since_s: since when the server holds its text.
     is_isolated: tenants never hit each other's prefixes.
     is_cached:   the engine has hotspan's tiers and understands directives.
 
     `traces` records requests while somebody fetches them.
     """
 
-    def __init__(self, tenant: Callable[[], str], *, is_isolated: bool = True, is_cached: bool = True) -> None:
+    def __init__(
+        self,
+        tenant: Callable[[], str],
+        held_since_s: Callable[[], float | None] = lambda: None,
+        *,
+        is_isolated: bool = True,
+        is_cached: bool = True,
+    ) -> None:
         self._tenant = tenant
+        self._held_since_s = held_since_s
         self._is_isolated = is_isolated
         self._is_cached = is_cached
         self.traces = Traces()
@@ -99,7 +107,7 @@ class RequestGuard:
     def directives(self, params: object) -> Directives:
         """What a client asks for its request, as its tenant's. Raises: VLLMValidationError that says what would do."""
         if isinstance(params, _Checked):
-            return dataclasses.replace(params.directives, tenant=self._tenant())
+            return self._owned(params.directives)
         if params is not None and not isinstance(params, Mapping):
             raise VLLMValidationError(f"{_PARAMS} is {params!r:.80}: give an object", parameter=_PARAMS)
         try:
@@ -112,7 +120,10 @@ class RequestGuard:
             raise VLLMValidationError(message, parameter=_PARAMS) from error
         except ValueError as error:
             raise VLLMValidationError(str(error), parameter=_PARAMS) from error
-        return dataclasses.replace(asked, tenant=self._tenant())
+        return self._owned(asked)
+
+    def _owned(self, asked: Directives) -> Directives:
+        return dataclasses.replace(asked, tenant=self._tenant(), held_since_s=self._held_since_s())
 
     def protect(self, client: AsyncLLM) -> None:
         """Let nothing reach the engine but through here. Mutates: `client`."""

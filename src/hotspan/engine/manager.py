@@ -24,6 +24,7 @@ from vllm.v1.request import Request
 from hotspan.cache.rhythm import Rhythm
 from hotspan.cache.savings import SavedText, Savings
 from hotspan.cache.tiered import TieredCache
+from hotspan.cache.withdrawals import Withdrawals
 from hotspan.core.clock import Clock
 from hotspan.core.namespace import ChunkKeyer
 from hotspan.core.scopes import ScopeSet
@@ -110,6 +111,7 @@ class HotspanManager(OffloadingManager):
         self.closing = contextlib.ExitStack()
         self._records: dict[str, RequestRecord] = {}
         self._ended: list[RequestRecord] = []
+        self._withdrawals = Withdrawals()
         self._report_s = 0.0  # when metrics are to be reported again
 
     # -- hotspan's connector -----------------------------------------------------------------------------------------
@@ -131,12 +133,23 @@ class HotspanManager(OffloadingManager):
         if self.rhythm is not None and record.session is not None:
             self.rhythm.arrive(record.session)
         self.prefixes.arrive(record)
+        self._withdraw(record)
         if self.steps is not None:
             self.steps.arrive(request.request_id)
         if self.tracing is not None:
             self.tracing.admit(record)
         if self.outputs is not None:
             self.outputs.admit(record)
+
+    def _withdraw(self, record: RequestRecord) -> None:
+        """Let a request leave nothing whose text was invalidated while somebody held it."""
+        if record.held_since_s is None:
+            return
+        chunks = None if record.keyer is None else record.all_chunks()
+        first = self._withdrawals.first_of(record, chunks, self.namespace, record.held_since_s)
+        if first is not None:
+            record.may_store = False
+            self.prefixes.withdraw(record, first)
 
     @property
     def group_count(self) -> int:
@@ -161,6 +174,7 @@ class HotspanManager(OffloadingManager):
         Requests that it concerns go on, and keep nothing. durable: called as `TieredCache.invalidate` says.
         """
         hit, known = dict[str, int](), ScopeSet(scopes)
+        self._withdrawals.note(scopes, self._clock.monotonic())
         for record in (*self._ended, *self._records.values()):
             first = record.matched_from(known, self.namespace)
             if first is not None:

@@ -37,6 +37,7 @@ from hotspan.engine.steps import StepWatch
 from hotspan.keyring.keyring import Keyring, open_keyring
 from hotspan.l2.follower import LogFollower
 from hotspan.l2.log import VolatileLog
+from hotspan.l2.node import NodeStore
 from hotspan.l2.open import open_store
 from hotspan.l2.position import read_position
 from hotspan.l2.remote import RemoteOptions, RemoteTier
@@ -109,7 +110,7 @@ def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -
             follower=follower,
             keyring=keyring,
         )
-        directory = opening.disk_directory() if follower is not None and follower.is_shared else None
+        directory = opening.disk_directory() if follower is not None else None
         hasher = partial(block_hasher, config, spec.tokens_per_hash)
         administrator = Administrator(manager, disk, follower, directory, keyring, hasher, clock)
         closing.callback(administrator.close)
@@ -203,11 +204,10 @@ class _Opening:
             store = open_store("--l2-log", settings.log, resolved(settings.log_options, environment()))
         else:
             store = open_store("--l2", settings.url, resolved(settings.store_options, environment()))
+        since = read_position(directory) if directory is not None else None
         if store.log is None:
             store.close()
-            log = VolatileLog(self.clock)
-            return LogFollower(log, replica_name(), self.clock, since=log.position)
-        since = read_position(directory) if directory is not None else None
+            return LogFollower(VolatileLog(self.clock), replica_name(), self.clock, since=since)
         return LogFollower(store.log, replica_name(), self.clock, since=since, store=store)
 
     def _disk_opener(self, disk: DiskSettings | None) -> Callable[[bool], DiskTier] | None:
@@ -240,6 +240,8 @@ class _Opening:
 
         def opened(again: bool) -> RemoteTier:
             store, depth = open_store("--l2", l2.url, options), max(4, self.spec.slots // 4)
+            if isinstance(store, NodeStore):
+                store.follows = lambda: follower.is_shared
             remote = RemoteOptions(
                 store, follower, l2.threads, store_depth=depth, keys=self.keyring, compress=l2.compress
             )

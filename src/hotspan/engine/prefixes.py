@@ -97,6 +97,10 @@ class GpuPrefixes:
         """
         return self._drop(self.spans.matched(scopes, namespace), hit)
 
+    def withdraw(self, record: RequestRecord, start: int) -> None:
+        """A request that comes leaves nothing from the chunk at `start` on: its blocks get random names."""
+        self._rename(record, set(), start)
+
     def expire(self, now_s: float) -> None:
         """Drop the texts whose time is over."""
         if expired := self.spans.expired(now_s):

@@ -71,7 +71,8 @@ class RequestRecord(Reader):
     published:   number of its chunks that were published to routers.
     keys:        of its chunks so far.
     spans:       names of the complete spans of its text. spans_kept: how many of them the prefix cache may have.
-    is_renamed:  it was invalidated while it ran: its blocks have random names.
+    is_renamed:  it was invalidated while it ran, or while its text was held: its blocks have random names.
+    held_since_s: since when its text is held, by the monotonic clock; None if that is not known.
     """
 
     request: Request
@@ -93,6 +94,7 @@ class RequestRecord(Reader):
     spans: list[bytes] = field(default_factory=list)
     spans_kept: int = 0
     is_renamed: bool = False
+    held_since_s: float | None = None
     _hashes_done: int = 0
     _chains: dict[int, list[Chunk]] = field(default_factory=dict)
 
@@ -255,6 +257,7 @@ class Admission:
             bare_terms=replace(directives, tags=()).terms(adapter, now_s),
             tags_from=directives.tags_from // self._chunk_tokens,
             renews=directives.renew,
+            held_since_s=directives.held_since_s,
         )
 
     def left_out(self, request: Request) -> RequestRecord:

@@ -11,6 +11,9 @@ from hotspan.core.errors import HotspanError
 SESSION_HEADER = "x-amzn-sagemaker-session-id"
 NEW_SESSION_HEADER = "x-amzn-sagemaker-new-session-id"
 CLOSED_SESSION_HEADER = "x-amzn-sagemaker-closed-session-id"
+HELD_HEADER = "x-hotspan-held-ms"
+"""For how long a router has held a request, in ms: what was invalidated meanwhile is not stored again."""
+
 ADAPTER_HEADER = "x-amzn-sagemaker-adapter-identifier"
 
 DECISIVE = frozenset(

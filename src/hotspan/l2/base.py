@@ -193,12 +193,14 @@ class LogPage:
     floor:      entries up to this generation are gone from the log: who has not read them knows nothing. A new log's
                 floor is the Unix time in milliseconds when it began: above all generations of the one before it, so
                 that what is still stored under those is no hit.
+    is_shared:  whether others write it, too, and it outlives this process.
     """
 
     epoch: bytes
     generation: int
     floor: int
     entries: Sequence[SharedInvalidation]
+    is_shared: bool = True
 
 
 class SharedLog(Protocol):

@@ -9,15 +9,21 @@ were lost one begins the next epoch. Entries before a gap count as trimmed.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from hotspan.core.clock import Clock
+from hotspan.l2 import bounds
 from hotspan.l2.blobs import Blobs, Entry, Part, Stretch
 from hotspan.l2.log import EPOCH_BYTES
 
-_MAX_BYTES = 1 << 26
+_SHORT_BYTES = 32 * 1024
+"""Of each entry what is read first, of many at once; longer ones are read anew, one by one."""
+
+_PAGE = 512
+"""Entries that are read at once."""
+
 _EPOCH_EVERY_S = 1.0
 """How often the blob of the epoch is read again. Somebody may delete it alone: who begins then finds no log."""
 
@@ -25,8 +31,8 @@ _EPOCH_EVERY_S = 1.0
 class ListedBlobs(Blobs, Protocol):
     """Blobs whose names can be listed."""
 
-    def list(self, directory: str) -> list[str]:
-        """The last components of the names under a directory of blobs."""
+    def list(self, directory: str, limit: int) -> list[str]:
+        """The last components of the names under a directory of blobs; any `limit` of them, if there are more."""
         ...
 
     def overwrite(self, name: str, data: bytes) -> None:
@@ -67,7 +73,7 @@ class BlobLog:
             return False
         if not self._blobs.create_durable(_name(entry.epoch, entry.number), b"E" + entry.body):
             return False
-        holds = [Part(_epoch_name(end.number), EPOCH_BYTES), Part(_epoch_name(end.number + 1), 1)]
+        holds = [Part(epoch_name(end.number), EPOCH_BYTES), Part(epoch_name(end.number + 1), 1)]
         if self._blobs.read(holds) != [entry.epoch, None]:
             return False  # nobody reads it there: the epoch is over, or the medium lost it
         oldest = max(end.oldest.number, entry.number - keep + 1)
@@ -77,25 +83,34 @@ class BlobLog:
 
     def begin(self, over: bytes, entry: Entry) -> None:
         number, epoch = self._epoch()
-        if epoch != over and self._blobs.list(f"log/{epoch.hex()}"):
+        if epoch != over and self._numbers(epoch):
             return
+        if number == bounds.MAX_EPOCH:  # nobody begins so many: it was planted, and no number would be left
+            self._blobs.delete([epoch_name(number)])
+            number, _ = self._epoch()
         begun = _name(entry.epoch, entry.number)
         self._blobs.create_durable(begun, b"B")  # first: an epoch without an entry is a lost log
-        if not self._blobs.create_durable(_epoch_name(number + 1), entry.epoch):
+        if not self._blobs.create_durable(epoch_name(number + 1), entry.epoch):
             self._blobs.delete([begun])
 
     def write_report(self, replica: str, data: bytes | None) -> None:
-        name = f"replicas/{hashlib.sha256(replica.encode()).hexdigest()[:32]}"
+        name, said = _report_name(replica.encode()), replica.encode() + b"\0" + (data or b"")
         if data is None:
             self._blobs.delete([name])
+        elif len(said) > bounds.MAX_REPORT_BYTES:
+            raise ValueError(f"a report has {len(said)} bytes, its replica's name among them")
         else:
-            self._blobs.overwrite(name, replica.encode() + b"\0" + data)
+            self._blobs.overwrite(name, said)
 
     def read_reports(self) -> dict[str, bytes]:
-        names = [f"replicas/{name}" for name in self._blobs.list("replicas")]
-        said = self._blobs.read([Part(name, _MAX_BYTES) for name in names])
-        split = [data.partition(b"\0") for data in said if data is not None]
-        return {replica.decode(errors="replace"): data for replica, _, data in split}
+        names = [f"replicas/{name}" for name in self._blobs.list("replicas", bounds.MAX_REPORTS + 1)]
+        if len(names) > bounds.MAX_REPORTS:
+            raise ConnectionError(f"more than {bounds.MAX_REPORTS} replicas report: who is alive is not known")
+        said = self._blobs.read([Part(name, bounds.MAX_REPORT_BYTES + 1) for name in names])
+        split = {name: data.partition(b"\0") for name, data in zip(names, said, strict=True) if data is not None}
+        if strange := [name for name, (replica, *_) in split.items() if name != _report_name(replica)]:
+            self._blobs.delete(strange)  # no replica wrote it there
+        return {replica.decode(errors="replace"): data for name, (replica, _, data) in split.items()}
 
     def unix(self) -> float:
         return self._clock.unix()
@@ -106,32 +121,65 @@ class BlobLog:
         """From the newest entry that is known on, without a list; None if that is not where it was."""
         epoch, number = end.newest.epoch, end.newest.number
         is_due = self._clock.monotonic() - self._epoch_s > _EPOCH_EVERY_S
-        parts = [Part(_epoch_name(end.number + 1), 1), *_parts(epoch, range(number, number + 2))]
+        parts = [Part(epoch_name(end.number + 1), 1), *_parts(epoch, range(number, number + 2))]
         if is_due:
-            parts.append(Part(_epoch_name(end.number), EPOCH_BYTES))
+            parts.append(Part(epoch_name(end.number), EPOCH_BYTES))
         is_over, *bodies = self._blobs.read(parts)
         if is_over is not None or bodies[0] is None or (is_due and bodies.pop() != epoch):
             return None
         if is_due:
             self._epoch_s = self._clock.monotonic()
-        while bodies[-1] is not None:
+        left = bounds.MAX_LOG_BYTES
+        while (newest := bodies[-1]) is not None:
+            left -= len(newest)
+            if len(bodies) > bounds.MAX_LOG_ENTRIES or left < 0:
+                return None
             bodies += self._blobs.read(_parts(epoch, [number + len(bodies)]))
-        return self._stretch(end.number, _entries(epoch, range(number, number + len(bodies)), bodies[:-1]), end.oldest)
+        read = [_entry(number + at, epoch, body) for at, body in enumerate(bodies[:-1]) if body is not None]
+        return self._stretch(end.number, read, end.oldest)
 
     def _read_all(self, first: int) -> Stretch | None:
         number, epoch = self._epoch()
-        numbers = sorted(int(name, 16) for name in self._blobs.list(f"log/{epoch.hex()}") if _is_number(name))
-        if len(epoch) != EPOCH_BYTES or not numbers:
+        numbers = self._numbers(epoch) if len(epoch) == EPOCH_BYTES else []
+        if numbers is None:
+            return Stretch(Entry(0, epoch, b"?"), [])
+        if not numbers:
             return None
         run = len(numbers) - 1
         while run and numbers[run - 1] == numbers[run] - 1:
             run -= 1
         numbers = numbers[run:]
         wanted = [one for one in numbers if one >= first] or numbers[-1:]
-        if wanted[0] != numbers[0]:
-            wanted.insert(0, numbers[0])
-        entries = _entries(epoch, wanted, self._blobs.read(_parts(epoch, wanted)))
+        entries = self._newest(epoch, wanted)
+        if entries and entries[0].number == wanted[0] != numbers[0]:
+            entries = self._newest(epoch, numbers[:1]) + entries
         return self._stretch(number, entries) if entries else None
+
+    def _newest(self, epoch: bytes, numbers: Sequence[int]) -> list[Entry]:
+        """Of these entries the newest that may be read, behind the last one that is gone."""
+        entries: list[Entry] = []
+        numbers, left = numbers[-bounds.MAX_LOG_ENTRIES :], bounds.MAX_LOG_BYTES
+        for end in range(len(numbers), 0, -_PAGE):
+            page = numbers[max(0, end - _PAGE) : end]
+            bodies = self._blobs.read([Part(_name(epoch, one), _SHORT_BYTES) for one in page])
+            for one, short in zip(reversed(page), reversed(bodies), strict=True):
+                body = short
+                if short is not None and len(short) == _SHORT_BYTES:
+                    (body,) = self._blobs.read(_parts(epoch, [one]))
+                left -= len(body or b"")
+                if body is None or left < 0:
+                    return entries[::-1]
+                entries.append(_entry(one, epoch, body))
+        return entries[::-1]
+
+    def _numbers(self, epoch: bytes) -> list[int] | None:
+        """The numbers of the entries of an epoch, in order; None if more lies there than there can be."""
+        names = self._blobs.list(f"log/{epoch.hex()}", bounds.MAX_LOG_NAMES + 1)
+        if len(names) > bounds.MAX_LOG_NAMES:
+            return None
+        now_s = self._clock.unix()
+        numbers = sorted(int(name, 16) for name in names if is_number(name))
+        return [number for number in numbers if bounds.is_honest(number, now_s)]
 
     def _stretch(self, number: int, entries: list[Entry], oldest: Entry | None = None) -> Stretch:
         oldest = oldest or entries[0]
@@ -142,14 +190,22 @@ class BlobLog:
 
     def _epoch(self) -> tuple[int, bytes]:
         """The number and the name of the epoch that holds; 0 and nothing if there is none."""
-        numbers = [int(name, 16) for name in self._blobs.list("epochs") if _is_number(name)]
-        if not numbers:
+        names = self._blobs.list("epochs", bounds.MAX_EPOCHS + 1)
+        if len(names) > bounds.MAX_EPOCHS:
+            raise ConnectionError(f"there are more than {bounds.MAX_EPOCHS} epochs: which one holds is not known")
+        if not (number := latest_epoch(names)):
             return 0, b""
-        (epoch,) = self._blobs.read([Part(_epoch_name(max(numbers)), EPOCH_BYTES + 1)])
-        return max(numbers), epoch if epoch is not None and len(epoch) == EPOCH_BYTES else b""
+        (epoch,) = self._blobs.read([Part(epoch_name(number), EPOCH_BYTES + 1)])
+        return number, epoch if epoch is not None and len(epoch) == EPOCH_BYTES else b""
 
 
-def _epoch_name(number: int) -> str:
+def latest_epoch(names: Iterable[str]) -> int:
+    """The number of the epoch that holds, of the names in `epochs`; 0 if there is none."""
+    numbers = (int(name, 16) for name in names if is_number(name))
+    return max((number for number in numbers if number <= bounds.MAX_EPOCH), default=0)
+
+
+def epoch_name(number: int) -> str:
     return f"epochs/{number:016x}"
 
 
@@ -157,20 +213,21 @@ def _name(epoch: bytes, number: int) -> str:
     return f"log/{epoch.hex()}/{number:016x}"
 
 
-def _is_number(name: str) -> bool:
+def _report_name(replica: bytes) -> str:
+    return f"replicas/{hashlib.sha256(replica).hexdigest()[:32]}"
+
+
+def is_number(name: str) -> bool:
+    """Whether a name is a number, of an epoch or of an entry."""
     return len(name) == 16 and set(name) <= set("0123456789abcdef")
 
 
 def _parts(epoch: bytes, numbers: Sequence[int]) -> list[Part]:
-    return [Part(_name(epoch, number), _MAX_BYTES) for number in numbers]
+    return [Part(_name(epoch, number), bounds.MAX_ENTRY_BYTES + 2) for number in numbers]
 
 
-def _entries(epoch: bytes, numbers: Sequence[int], bodies: Sequence[bytes | None]) -> list[Entry]:
-    """The entries behind the last one that is gone. One that is neither "B" nor "E" can't be read."""
-    entries: list[Entry] = []
-    for number, body in zip(numbers, bodies, strict=False):
-        if body is None:
-            entries.clear()
-        else:
-            entries.append(Entry(number, epoch, b"" if body == b"B" else body[1:] or b"?"))
-    return entries
+def _entry(number: int, epoch: bytes, body: bytes) -> Entry:
+    """One that is neither "B" nor "E", or is longer than any, can't be read."""
+    if body == b"B":
+        return Entry(number, epoch, b"")
+    return Entry(number, epoch, b"?" if len(body) > bounds.MAX_ENTRY_BYTES + 1 else body[1:] or b"?")

@@ -8,6 +8,7 @@ import errno
 import itertools
 import json
 import struct
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.deadline import Deadline
 from hotspan.core.frame import segment_bytes_for
 from hotspan.core.types import ChunkKey
+from hotspan.l2 import bounds
 from hotspan.l2.base import (
     PREAMBLE_BYTES,
     UPDATE_BYTES,
@@ -56,7 +58,7 @@ LEASE_S = 2.0
 
 _MAX_DECODED = 1 << 14
 _LOG_PART_BYTES = 64 * 1024  # of an entry, in one message
-_MAX_LOG_BYTES = 128 << 20
+_MAX_LOG_BYTES = 128 << 20  # with the head of each entry
 _LOG_ENTRIES = 1 << 16
 _REFUSED = {Status.TOO_LARGE: errno.EFBIG, Status.NO_ROOM: errno.ENOSPC}
 
@@ -92,7 +94,7 @@ class DaemonStore:
         self._lease_s = lease_s
         self._clock = clock or SystemClock()
         medium = DaemonLogMedium(self._client, deadline_s)
-        self.log: SharedInvalidationLog | None = SharedInvalidationLog(medium, _LOG_ENTRIES, self._clock)
+        self.log = SharedInvalidationLog(medium, _LOG_ENTRIES, self._clock)
         self._decoded: dict[int, _Object | None] = {}
         self._known: dict[ChunkKey, _Object | None] = {}
 
@@ -218,7 +220,7 @@ class DaemonLogMedium:
         self._deadline_s = deadline_s
 
     def read(self, first: int) -> Stretch | None:
-        data, oldest, size = b"", None, 0
+        data, oldest, size = bytearray(), None, 0
         for _ in range(_MAX_LOG_BYTES // _LOG_PART_BYTES):
             answer = self._ask(Operation.LOG_READ, LOG_READ.pack(first, len(data)))
             if not answer:
@@ -227,12 +229,13 @@ class DaemonLogMedium:
                 number, epoch, has_body, size = LOG_HEAD.unpack_from(answer)
             before, oldest = oldest, Entry(number, epoch, b"?" if has_body else b"")
             if before not in (None, oldest):
-                data = b""  # entries were dropped meanwhile, or the log is another one
+                data = bytearray()  # entries were dropped meanwhile, or the log is another one
                 oldest = None
                 continue
             data += answer[LOG_HEAD.size :]
             if len(data) >= size:
-                return Stretch(oldest, _entries(data))
+                entries, is_whole = _entries(memoryview(data))
+                return Stretch(oldest if is_whole else entries[0], entries)
             if len(answer) == LOG_HEAD.size or size > _MAX_LOG_BYTES:
                 break
         raise ConnectionError(f"the daemon has no log that could be read: {len(data)} of {size} bytes")
@@ -268,18 +271,26 @@ class DaemonLogMedium:
         return self._client.ask(operation, body, Deadline(self._deadline_s))
 
 
-def _entries(data: bytes) -> list[Entry]:
-    """The entries in what LOG_READ answered. Raises: ConnectionError if one is cut."""
-    entries, at = [], 0
+def _entries(data: memoryview) -> tuple[list[Entry], bool]:
+    """The newest entries in what LOG_READ answered; whether these are all. Raises: ConnectionError if one is cut."""
+    places: deque[int] = deque()
+    at, size, dropped = 0, 0, 0
     with understood():
         while at < len(data):
-            number, epoch, size = LOG_BODY.unpack_from(data, at)
-            at += LOG_BODY.size
-            entries.append(Entry(number, epoch, data[at : at + size]))
-            at += size
+            places.append(at)
+            size += (body := LOG_BODY.unpack_from(data, at)[-1])
+            at += LOG_BODY.size + body
+            while len(places) > 1 and (len(places) > bounds.MAX_LOG_ENTRIES or size > bounds.MAX_LOG_BYTES):
+                size -= LOG_BODY.unpack_from(data, places.popleft())[-1]
+                dropped += 1
         if at != len(data):
             raise ValueError("an entry of the log is cut")
-    return entries
+    return [_entry(data, at) for at in places], not dropped
+
+
+def _entry(data: memoryview, at: int) -> Entry:
+    number, epoch, size = LOG_BODY.unpack_from(data, at)
+    return Entry(number, epoch, bytes(data[at + LOG_BODY.size : at + LOG_BODY.size + size]))
 
 
 def _decode(entry: bytes, version: int) -> _Object | None:

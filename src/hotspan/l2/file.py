@@ -30,15 +30,18 @@ from hotspan.l2.blob_log import BlobLog
 from hotspan.l2.blobs import Addition, Part
 from hotspan.l2.file_room import OBJECT, OBJECTS, FileRoom
 from hotspan.l2.log import SharedInvalidationLog
-from hotspan.l2.metadata import ENTRY_BYTES, NO_LIFE
+from hotspan.l2.metadata import ENTRY_BYTES, MAX_BYTES, MAX_UPDATES, NO_LIFE
 from hotspan.l2.objects import BlobStore
 from hotspan.l2.options import FileOptions
 from hotspan.l2.shared_files import Calls, FileCall, SharedFiles
-from hotspan.l2.tree import READ, Enter, is_gone
+from hotspan.l2.tree import READ, Enter, is_gone, names_in
 from hotspan.tiers.io import IO_BYTES
 from hotspan.tiers.record import RECORD_BYTES, unpack
 
 logger = logging.getLogger(__name__)
+
+_MAX_NAMES = 4 * MAX_UPDATES
+"""In the directory of one chunk."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EMLINK)
 """EMLINK: some file systems limit the directories in one directory, ext3 to 31,998 of them."""
@@ -117,8 +120,8 @@ class FileBlobs:
     def overwrite(self, name: str, data: bytes) -> None:
         self.calls.run(lambda call: self.files.replace(_path(name), data, call))
 
-    def list(self, directory: str) -> list[str]:
-        return self.calls.run(lambda call: self.files.listed(Path(directory)))
+    def list(self, directory: str, limit: int) -> list[str]:
+        return self.calls.run(lambda call: self.files.listed(Path(directory), limit))
 
     def usage(self) -> StoreUsage:
         """As of the last sweep, and what was put here since. Blocks, the first time, for a look at every object."""
@@ -214,7 +217,7 @@ def _read_part(part: Part, enter: Enter, call: FileCall) -> bytes | None:
     path = _path(part.name)
     try:
         if part.name.startswith("metadata/"):
-            return _metadata_in(os.listdir(enter(path)))[: part.limit]
+            return _metadata_in(names_in(enter(path), _MAX_NAMES))[: part.limit]
         fd = os.open(path.name, READ, dir_fd=enter(path.parent))
         try:
             return os.pread(fd, min(part.limit, os.fstat(fd).st_size), 0)
@@ -227,7 +230,9 @@ def _read_part(part: Part, enter: Enter, call: FileCall) -> bytes | None:
 
 
 def _metadata_in(names: Sequence[str]) -> bytes:
-    """Metadata from the names of its updates; other names are passed over."""
+    """Metadata from the names of its updates; other names are passed over, unless there are far too many."""
+    if len(names) == _MAX_NAMES:
+        return bytes(MAX_BYTES + 1)
     updates = [name for name in names if len(name) == 2 * ENTRY_BYTES and not set(name) - set("0123456789abcdef")]
     return NO_LIFE + b"".join(map(bytes.fromhex, updates))
 

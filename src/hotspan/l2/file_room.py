@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hotspan.core.clock import Clock
+from hotspan.l2 import bounds
 from hotspan.l2.base import StoreUsage
+from hotspan.l2.blob_log import epoch_name, latest_epoch
 from hotspan.l2.log import EPOCH_BYTES
 from hotspan.l2.shared_files import TEMPORARY, FileCall, SharedFiles
 
@@ -29,11 +31,12 @@ _TAKEN = 0.25
 
 
 def current_epoch(files: SharedFiles) -> tuple[Path, str] | None:
-    """The file of the epoch that holds, and its name (blob_log.py); None if there is none."""
-    names = [name for name in files.listed(Path(EPOCHS)) if len(name) == 16]
-    if not names:
+    """The file of the epoch that holds, and its name (blob_log.py); None if that can't be told."""
+    names = files.listed(Path(EPOCHS), bounds.MAX_EPOCHS + 1)
+    number = latest_epoch(names)
+    if not number or len(names) > bounds.MAX_EPOCHS:
         return None
-    path = Path(EPOCHS, max(names))
+    path = Path(epoch_name(number))
     with files.opened(path) as fd:
         epoch = os.pread(fd, EPOCH_BYTES + 1, 0)
     return (path, epoch.hex()) if len(epoch) == EPOCH_BYTES else None
@@ -167,7 +170,7 @@ class FileRoom:
             return
         root = Path(OBJECTS, epoch[1])
         try:
-            names = self._files.listed(root)
+            names = self._files.listed(root, bounds.MAX_OBJECTS)
         except NotADirectoryError:  # a link, or a file, which leads nowhere
             self._files.delete(root, call.step)
             return
@@ -187,13 +190,13 @@ class FileRoom:
 
     def _sweep_left(self, call: FileCall) -> None:
         roots = [Path(OBJECTS), Path(LOG)]
-        epochs = [root / name for root in roots for name in self._files.listed(root)]
+        epochs = [root / name for root in roots for name in self._files.listed(root, bounds.MAX_EPOCHS)]
         current = current_epoch(self._files)  # after the listing: whatever was in it then is current, or over
         if current is not None and self._age_s(current[0]) > _LEFT_S:
             for path in epochs:
                 if path.name != current[1]:
                     self._files.delete(path, call.step)
-        for name in self._files.listed(Path(TEMPORARY)):
+        for name in self._files.listed(Path(TEMPORARY), bounds.MAX_OBJECTS):
             path = Path(TEMPORARY, name)
             with contextlib.suppress(FileNotFoundError):
                 if self._age_s(path) > _LEFT_S:

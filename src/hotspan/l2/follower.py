@@ -19,7 +19,6 @@ from hotspan.core.terms import Scope, Terms
 from hotspan.core.threads import start_worker
 from hotspan.core.types import ChunkKey
 from hotspan.l2.base import Found, LogPage, LogPosition, ObjectStore, SharedLog
-from hotspan.l2.log import VolatileLog
 from hotspan.l2.view import LogView
 
 logger = logging.getLogger(__name__)
@@ -132,7 +131,7 @@ class LogFollower:
         self._clock = clock or SystemClock()
         self._epoch = since.epoch if since is not None else None
         self._read_s = -STALE_S
-        self._is_begun = False
+        self._is_begun = self._is_shared = False
         self._reported = 0
         self._wrong = LogFaults()
         self._fault_logged_s = -_LOG_FAULTS_EVERY_S
@@ -147,8 +146,8 @@ class LogFollower:
 
     @property
     def is_shared(self) -> bool:
-        """Whether others write the log, and it is still there when this process is not."""
-        return not isinstance(self._log, VolatileLog)
+        """Whether others write the log, as it was read last, and it is still there when this process is not."""
+        return self._is_shared
 
     @property
     def position(self) -> LogPosition | None:
@@ -223,8 +222,8 @@ class LogFollower:
         Raises: OSError. Blocks: for the log's deadline, twice.
         """
         generation = self._log.append(scopes, self.replica)
-        self._appended = max(self._appended, generation)
-        while self.generation < generation:
+        epoch, self._appended = self._epoch, generation
+        while self.generation < generation and self._epoch == epoch:  # of another epoch all is read that there is
             if not self.poll() or self._ending.wait(0.001):
                 raise TimeoutError("an invalidation was written to the log and can't be read")
 
@@ -267,6 +266,8 @@ class LogFollower:
 
     def _take(self, page: LogPage) -> None:
         is_lost = page.epoch != self._epoch or page.floor > self.generation or self._was_replaced(page)
+        if self._epoch is None and not page.is_shared:
+            is_lost = False  # nobody wrote it but this replica, and nobody else's log was followed before
         foreign: list[Scope] = []
         if is_lost or not self._is_begun:
             self.view = LogView(page.floor)
@@ -290,6 +291,7 @@ class LogFollower:
                 self._queued_check = page.entries[-1].check if page.entries else b""
             self._queued_to = page.generation
         self._epoch, self.generation, self._is_begun = page.epoch, page.generation, True
+        self._is_shared = page.is_shared  # last: from now on objects are judged by it
         if foreign:
             self.on_foreign()
 

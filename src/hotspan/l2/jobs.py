@@ -6,7 +6,7 @@ Errors are logged as text: the exception holds on to the buffers of its transfer
 import errno
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import NamedTuple
 
 from hotspan.core.clock import Clock
@@ -21,6 +21,7 @@ from hotspan.core.frame import (
     verify_part,
 )
 from hotspan.core.types import Chunk, ChunkKey
+from hotspan.l2 import bounds
 from hotspan.l2.base import Found, ObjectStore, StoreUsage, updates_of
 from hotspan.l2.view import LogView, is_of
 from hotspan.tiers.base import Fault, FrameKeys
@@ -163,7 +164,7 @@ class StoreJobs:
     def usage(self) -> StoreUsage | None:
         """How full the store is; None if it did not answer."""
         try:
-            return self._store.usage()
+            return StoreUsage(*map(bounds.usage_figure, astuple(self._store.usage())))
         except OSError as error:
             logger.warning("l2_usage_failed error=%s", str(error))
             return None
@@ -220,7 +221,7 @@ class StoreJobs:
         if found is None:
             return False
         matched_at = self._view().matched_at(record.key, self._namespace, found.terms)
-        if found.terms.generation >= matched_at and is_of(found, record):
+        if found.terms.generation >= matched_at and is_of(found, record, self._clock.unix()):
             return True
         self._store.delete([record.key], record.terms.tenant)
         return False

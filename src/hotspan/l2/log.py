@@ -15,14 +15,15 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise, takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import xxhash
 
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.scopes import scopes_to_json
 from hotspan.core.terms import Scope
-from hotspan.l2.base import LogPage, LogPosition, SharedInvalidation, is_lost, read_entry
+from hotspan.l2 import bounds
+from hotspan.l2.base import LogPage, SharedInvalidation, is_lost, read_entry
 from hotspan.l2.blobs import Entry, LogMedium, Stretch
 
 EPOCH_BYTES = 16
@@ -32,9 +33,6 @@ _EPOCH_READ_S = 1.0
 
 _FORGOTTEN_S = 3600.0
 """After which the report of a replica that is not alive is deleted."""
-
-MAX_ENTRY_BYTES = 4 << 20
-"""Of an entry's body: about 60,000 keys."""
 
 _MAX_TRIES = 8
 _MAX_VOLATILE = 4096
@@ -71,7 +69,7 @@ class SharedInvalidationLog:
     def append(self, scopes: Sequence[Scope], by: str) -> int:
         while True:
             known = self._known if self._known.epoch else self._latest()
-            entry = Entry(known.number + 1, known.epoch, pack_entry(scopes, by))
+            entry = Entry(self._honest(known.number + 1), known.epoch, pack_entry(scopes, by))
             if self._medium.append(entry, self._keep):
                 self._saw(entry)
                 return entry.number
@@ -81,7 +79,7 @@ class SharedInvalidationLog:
         for _ in range(_MAX_TRIES):
             known = self._known
             stretch = self._medium.read(min(after, known.number))
-            entries = None if stretch is None else _invalidations(stretch, known, after)
+            entries = None if stretch is None else self._understood(stretch, known, after)
             if stretch is not None and entries is not None:
                 newest, oldest = stretch.entries[-1], stretch.oldest
                 self._saw(newest)
@@ -106,17 +104,15 @@ class SharedInvalidationLog:
 
     def replicas(self) -> dict[str, int]:
         alive: dict[str, int] = {}
-        now_s = self._medium.unix()
-        for replica, data in self._medium.read_reports().items():
-            body = _json(data)
-            try:
-                generation, until_s = int(body["generation"]), float(body["until_s"])
-            except (KeyError, TypeError, ValueError, OverflowError):
-                continue
-            if now_s < until_s:
-                alive[replica] = generation
-            elif now_s > until_s + _FORGOTTEN_S:
+        now_s, reports = self._medium.unix(), self._medium.read_reports()
+        if len(reports) > bounds.MAX_REPORTS:
+            raise ConnectionError(f"more than {bounds.MAX_REPORTS} replicas report: who is alive is not known")
+        for replica, data in reports.items():
+            report = _report(data, now_s)
+            if report is None or now_s > report.until_s + _FORGOTTEN_S:
                 self._medium.write_report(replica, None)
+            elif now_s < report.until_s:
+                alive[replica] = report.generation
         return alive
 
     # -- inside ----------------------------------------------------------------------------------------------------
@@ -136,8 +132,22 @@ class SharedInvalidationLog:
     def _begin(self, lost: Stretch | None, least: int) -> None:
         """Begin a new epoch in the place of a log that lost entries, unless somebody else has."""
         newest = _NOTHING if lost is None else (lost.entries or [lost.oldest])[-1]
-        number = max(int(self._medium.unix() * 1000), least + 1, newest.number + 1)
+        above = max(number for number in (0, least, newest.number) if bounds.is_honest(number, self._clock.unix()))
+        number = self._honest(max(int(self._medium.unix() * 1000), above + 1))
         self._medium.begin(newest.epoch, Entry(number, secrets.token_bytes(EPOCH_BYTES), b""))
+
+    def _understood(self, stretch: Stretch, known: Entry, after: int) -> list[SharedInvalidation] | None:
+        """What the entries say; None if that can't be all, or can't be honest."""
+        now_s = self._clock.unix()
+        if not all(bounds.is_honest(entry.number, now_s) for entry in (stretch.oldest, *stretch.entries)):
+            return None
+        return _invalidations(stretch, known, after)
+
+    def _honest(self, number: int) -> int:
+        """The number of an entry that is to be written. Raises: ConnectionError for one that nobody would believe."""
+        if not bounds.is_honest(number, self._clock.unix()):
+            raise ConnectionError(f"the log's next entry would be {number}: its numbers, or a clock, can't be right")
+        return number
 
 
 class VolatileLog:
@@ -154,9 +164,9 @@ class VolatileLog:
         self._lock = threading.Lock()
 
     @property
-    def position(self) -> LogPosition:
-        """Where it began: nothing is to be done for what is older, since nobody wrote it."""
-        return LogPosition(self._epoch, self._began)
+    def has_forgotten(self) -> bool:
+        """Whether it had more entries than it keeps."""
+        return self._floor != self._began
 
     def append(self, scopes: Sequence[Scope], by: str) -> int:
         with self._lock:
@@ -171,7 +181,7 @@ class VolatileLog:
             newer = list(takewhile(lambda entry: entry.generation > after, reversed(self._entries)))[::-1]
             newest = self._entries[-1].generation if self._entries else 0
             last = max(after, self._floor, newest, self._now() - 1)  # no entry will come that is older than now
-            return LogPage(self._epoch, last, self._floor, newer)
+            return LogPage(self._epoch, last, self._floor, newer, is_shared=False)
 
     def report(self, replica: str, generation: int, ttl_s: float) -> None:
         return
@@ -192,7 +202,7 @@ def pack_entry(scopes: Sequence[Scope], by: str) -> bytes:
     for some in (scopes, tenants, (Scope(),)):
         said = {"by": by, "scope": scopes_to_json(some), "nonce": secrets.token_hex(8)}
         body = checked(json.dumps(said, separators=(",", ":")).encode())
-        if len(body) <= MAX_ENTRY_BYTES:
+        if len(body) <= bounds.MAX_ENTRY_BYTES:
             break
     return body
 
@@ -225,6 +235,22 @@ def _invalidations(stretch: Stretch, known: Entry, after: int) -> list[SharedInv
 def _has(stretch: Stretch, known: Entry) -> bool:
     """Whether an entry that is known is still there, or was trimmed."""
     return known in stretch.entries or known.number < stretch.oldest.number <= stretch.entries[-1].number
+
+
+class _Report(NamedTuple):
+    generation: int
+    until_s: float
+
+
+def _report(data: bytes, now_s: float) -> _Report | None:
+    """What a replica reported; None for what none can have."""
+    body = _json(data) if len(data) <= bounds.MAX_REPORT_BYTES else {}
+    try:
+        report = _Report(int(body["generation"]), float(body["until_s"]))
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+    is_honest = bounds.is_honest(report.generation, now_s) and 0 <= report.until_s <= now_s + bounds.MAX_REPORT_S
+    return report if is_honest else None
 
 
 def _body(data: bytes) -> Any:

@@ -1,10 +1,7 @@
 """Stores by their URL, with what else is said of them as text."""
 
-import logging
-import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
@@ -22,8 +19,6 @@ from hotspan.l2.options import (
     options_of,
     parse_options,
 )
-
-logger = logging.getLogger(__name__)
 
 DAEMON_PORT = 9200
 
@@ -156,17 +151,12 @@ def _check_client(client: Mapping[str, str], known: Sequence[str]) -> None:
 
 
 def _hyperpod(address: StoreAddress, options: HyperpodOptions, given: Mapping[str, str]) -> ObjectStore:
-    """hotspan's own daemon by its Unix socket if there is one, else whatever answers at the port."""
-    from hotspan.l2.daemon import DaemonStore
-    from hotspan.l2.hyperpod import HyperpodStore
+    """hotspan's own daemon by its Unix socket once there is one, else whatever answers at the port."""
+    from hotspan.l2.node import open_node
 
     path = SHARED_MEMORY / (options.shared_memory_name.removeprefix("/") + ".sock")
-    if _is_socket(path):
-        if unused := sorted({name.removeprefix(HYPERPOD_PREFIX) for name in given} - ON_UNIX_SOCKET):
-            logger.warning("l2_options_without_effect options=%s: the daemon is at %s", ",".join(unused), path)
-        return DaemonStore(path, deadline_s=options.timeout_s)
-    logger.info("l2_over_http host=%s socket=%s: no Unix socket there", address.host, path)
-    return HyperpodStore(address.host, address.port or DAEMON_PORT, options)
+    unused = sorted({name.removeprefix(HYPERPOD_PREFIX) for name in given} - ON_UNIX_SOCKET)
+    return open_node(path, (address.host, address.port or DAEMON_PORT), options, unused)
 
 
 class _Kind(NamedTuple):
@@ -183,10 +173,3 @@ _KINDS = {
     "file": _Kind(FileOptions, _file),
     "s3": _Kind(S3Options, _s3),
 }
-
-
-def _is_socket(path: Path) -> bool:
-    try:
-        return stat.S_ISSOCK(path.stat().st_mode)
-    except OSError:
-        return False

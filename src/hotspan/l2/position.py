@@ -3,25 +3,31 @@
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from hotspan.core.errors import MALFORMED
 from hotspan.core.private import write_whole
+from hotspan.l2 import bounds
 from hotspan.l2.base import LogPosition
 from hotspan.tiers.base import AllDurable, Durable
 from hotspan.tiers.directory import POSITION_FILE
 
 logger = logging.getLogger(__name__)
 
+_MAX_BYTES = 4096
+
 
 def read_position(directory: Path) -> LogPosition | None:
     """What `write_position` wrote last; None if that can't be told: then nothing in the directory can be trusted."""
     try:
-        said = json.loads((directory / POSITION_FILE).read_bytes())
-        return LogPosition(bytes.fromhex(said["epoch"]), int(said["generation"]), bytes.fromhex(said["check"]))
+        with (directory / POSITION_FILE).open("rb") as file:
+            said = json.loads(file.read(_MAX_BYTES))
+        position = LogPosition(bytes.fromhex(said["epoch"]), int(said["generation"]), bytes.fromhex(said["check"]))
     except (OSError, *MALFORMED):
         return None
+    return position if bounds.is_honest(position.generation, time.time()) else None
 
 
 def write_position(directory: Path, position: LogPosition) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 from hotspan.core.buffers import parts_of
 from hotspan.core.types import MIB
+from hotspan.l2 import bounds
 from hotspan.l2.base import StoreUsage
 from hotspan.l2.blobs import Addition, Entry, Part, Stretch
 from hotspan.l2.log import SharedInvalidationLog
@@ -31,6 +32,10 @@ _AHEAD = 4
 _PAGE = 1024
 """Entries of the log that are asked for at once; fewer where these are too large for one reply."""
 
+_LOG_BYTES = 3 * bounds.MAX_ENTRY_BYTES
+"""Of a page of the log, and of its oldest entry."""
+
+_REPORTS_BYTES = bounds.MAX_REPORTS * (bounds.MAX_REPORT_BYTES + 32)
 _FORMAT = 2
 _EPOCH = re.compile(rb"[0-9a-f]{32}")
 _MEMORY = re.compile(rb"^(used_memory|maxmemory):(\d+)", re.MULTILINE)
@@ -53,6 +58,12 @@ if not newest or newest[2][1] ~= ARGV[3] then return 0 end
 local said = redis.pcall('XADD', KEYS[1], 'MAXLEN', ARGV[1], ARGV[2], ARGV[3], ARGV[4])
 if said.err and string.find(said.err, 'equal or smaller') then return 0 end
 return said.err and said or 1
+"""
+
+# KEYS: the log. The epoch of its newest entry, '' for none.
+_NEWEST = """
+local newest = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
+return newest and string.len(newest[2][1]) == 32 and newest[2][1] or ''
 """
 
 # KEYS: the log. ARGV: the epoch that is over, '' for none or for what is none; the first entry's ID and epoch.
@@ -158,23 +169,27 @@ class RedisLog:
     def read(self, first: int) -> Stretch | None:
         # The oldest is asked for last: a log that begins anew meanwhile is seen to be another one. No script: a full
         # server runs none.
-        entries: list[Entry] = []
-        count = _PAGE
+        entries: list[Entry] = []  # the newest first
+        count, last, left = _PAGE, "+", bounds.MAX_LOG_BYTES
         while True:
-            some = ("XRANGE", self.key, f"{first}-0", "+", "COUNT", count)
+            some = ("XREVRANGE", self.key, last, f"{first}-0", "COUNT", min(count, bounds.MAX_LOG_ENTRIES + 1))
             asked = [some, ("XRANGE", self.key, "-", "+", "COUNT", 1)]
             try:
-                with self._servers.call():
+                with self._servers.call(_LOG_BYTES):
                     page, oldest = self._servers.ask([Command(self.key, each, _entries) for each in asked])
             except ReplyTooLargeError:
-                if count == 1:
-                    raise
+                if count == 1:  # of one entry that nobody wrote who is honest: what comes with it is lost
+                    return Stretch(Entry(0, self._ask(_epoch, "EVAL", _NEWEST, 1, self.key), b"?"), [])
                 count = max(1, count // 8)
                 continue
-            entries += page
-            if len(page) < count:
-                return Stretch(oldest[0], entries) if oldest else None
-            first = page[-1].number + 1
+            for entry in page:
+                left -= len(entry.body)
+                if entries and (left < 0 or len(entries) == bounds.MAX_LOG_ENTRIES):
+                    return Stretch(entries[-1], entries[::-1])  # what is older counts as trimmed
+                entries.append(entry)
+            if not page or entries[-1].number <= first:
+                return Stretch(oldest[0], entries[::-1]) if oldest else None
+            last = str(entries[-1].number - 1)
 
     def append(self, entry: Entry, keep: int) -> bool:
         added = ("EVAL", _ADD, 1, self.key, keep, f"{entry.number}-0", entry.epoch.hex(), entry.body)
@@ -188,7 +203,8 @@ class RedisLog:
         self._ask(_number, *(("HDEL", key, replica) if data is None else ("HSET", key, replica, data)))
 
     def read_reports(self) -> dict[str, bytes]:
-        said: list[bytes] = self._ask(_values, "HGETALL", f"{self.key}:replicas")
+        with self._servers.call(_REPORTS_BYTES):
+            (said,) = self._servers.ask([Command(self.key, ("HGETALL", f"{self.key}:replicas"), _values)])
         return {name.decode(errors="replace"): data for name, data in zip(said[::2], said[1::2], strict=True)}
 
     def unix(self) -> float:
@@ -253,6 +269,11 @@ def _entry(reply: Any) -> Entry:
     """Of what is no entry of hotspan's, one that nobody can read."""
     name, (epoch, body, *_) = _list(reply)
     number, _, rest = _value(name).partition(b"-")
-    if not _EPOCH.fullmatch(epoch):
-        return Entry(int(number), b"", b"?")
-    return Entry(int(number), bytes.fromhex(epoch.decode()), body if rest == b"0" else b"?")
+    is_whole = rest == b"0" and len(body) <= bounds.MAX_ENTRY_BYTES
+    return Entry(int(number), _epoch(epoch), body if is_whole and _EPOCH.fullmatch(epoch) else b"?")
+
+
+def _epoch(reply: Any) -> bytes:
+    """An epoch by its name; empty for what is none."""
+    name = _value(reply)
+    return bytes.fromhex(name.decode()) if _EPOCH.fullmatch(name) else b""

@@ -26,6 +26,7 @@ from redis.retry import Retry
 from hotspan.core.deadline import Deadline
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import MIB
+from hotspan.l2.bounds import reason
 from hotspan.l2.http_client import connected
 
 _IS_CLUSTER = re.compile(rb"^cluster_enabled:1\r?$", re.MULTILINE)
@@ -118,7 +119,7 @@ class _TimedSocket:
     def _take_room(self, count: int) -> None:
         _call.room -= count
         if _call.room < 0:
-            raise ConnectionError(f"the replies to one call have more than {MAX_REPLY_BYTES} bytes")
+            raise ConnectionError("the replies to one call have more bytes than they may")
 
     def _begin(self) -> None:
         self._sock.settimeout(0 if self._is_polling else _call.deadline.left_s())
@@ -197,20 +198,23 @@ class RedisServers:
         self._closed = False
 
     @contextlib.contextmanager
-    def call(self) -> Iterator[Deadline]:
-        """All that one call does within its deadline. Errors of redis-py become OSErrors."""
+    def call(self, reply_bytes: int | None = None) -> Iterator[Deadline]:
+        """All that one call does within its deadline. Errors of redis-py become OSErrors.
+
+        reply_bytes: of all replies at most; not above MAX_REPLY_BYTES.
+        """
         _call.deadline = deadline = Deadline(self._timeout_s)
-        _call.room = MAX_REPLY_BYTES
+        _call.room = MAX_REPLY_BYTES if reply_bytes is None else min(reply_bytes, MAX_REPLY_BYTES)
         try:
             yield deadline
         except (redis.TimeoutError, TimeoutError) as error:
             raise TimeoutError(f"{self._name} did not answer in time") from error
         except redis.exceptions.OutOfMemoryError as error:
-            raise OSError(errno.ENOSPC, f"{self._name} has no room: {error}") from error
+            raise OSError(errno.ENOSPC, f"{self._name} has no room: {reason(error)}") from error
         except _FAULTS as error:
             self._check_open()
             kind = ReplyTooLargeError if _call.room < 0 else ConnectionError
-            raise kind(f"{self._name}: {error}") from error
+            raise kind(f"{self._name}: {reason(error)}") from error
 
     def ask(self, commands: Sequence[Command]) -> list[Any]:
         """What was read of the replies, in the order of the commands, in one round trip to each server."""
@@ -267,8 +271,7 @@ class RedisServers:
             yield connection
         except BaseException:
             connection.disconnect()
-            if self._slots:
-                self._slots = None  # a server is gone, or has given a slot away
+            self._slots = None  # a server is gone, has given a slot away, or is another one now
             raise
         finally:
             with self._lock:

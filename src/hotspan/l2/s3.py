@@ -27,6 +27,7 @@ from obstore.store import S3Store as ObstoreS3
 
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import ConfigError
+from hotspan.l2 import bounds
 from hotspan.l2.base import StoreUsage
 from hotspan.l2.blob_log import BlobLog
 from hotspan.l2.blobs import Addition, Part
@@ -34,10 +35,11 @@ from hotspan.l2.log import SharedInvalidationLog
 from hotspan.l2.metadata import ENTRY_BYTES, LIFE_BYTES, MAX_BYTES, new_life
 from hotspan.l2.objects import BlobStore
 from hotspan.l2.options import S3Options
+from hotspan.l2.shared_files import gather
 from hotspan.tiers.io import copy
 
 if TYPE_CHECKING:
-    from obstore import GetOptions, PutMode
+    from obstore import GetOptions, GetResult, PutMode
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -51,7 +53,7 @@ _CONNECT_S = 1.0
 class _Object(NamedTuple):
     """What a read found. size: of the whole object, of which `data` may be a part. e_tag: of this version of it."""
 
-    data: obstore.Bytes | bytes
+    data: bytes | bytearray
     e_tag: str
     size: int
 
@@ -101,7 +103,10 @@ class S3Blobs:
         return True
 
     def create(self, name: str, data: Sequence[memoryview | bytes]) -> bool:
-        return self.each(lambda name: self.put(name, data), [name])[0]
+        # A copy: an upload may outlast its caller, whose buffers then have other bytes.
+        held = memoryview(bytearray(sum(map(len, data))))
+        gather(data, held)
+        return self.each(lambda name: self.put(name, [held]), [name])[0]
 
     def create_durable(self, name: str, data: bytes) -> bool:
         return self.create(name, [data])  # S3 acknowledges nothing else
@@ -139,25 +144,23 @@ class S3Blobs:
         """Begin no more requests, and wait for those under way, each for its timeout at most."""
         self._pool.shutdown(cancel_futures=True)
 
-    def list(self, directory: str) -> list[str]:
+    def list(self, directory: str, limit: int) -> list[str]:
         with _os_errors():
-            (found,) = self.each(lambda path: obstore.list(self._store, path).collect(), [directory])
-        return sorted(meta["path"].rpartition("/")[2] for meta in found)
+            (found,) = self.each(lambda path: _listed(self._store, path, limit), [directory])
+        return sorted(found)
 
     # -- one request each, on a thread of the store ------------------------------------------------------------------
 
-    def get(self, name: str, limit: int | None = None) -> _Object | None:
-        """An object, or the first `limit` bytes of it; None if it is not there."""
-        options: GetOptions = {} if limit is None else {"range": (0, limit)}
+    def get(self, name: str, limit: int) -> _Object | None:
+        """The first `limit` bytes of an object; None if it is not there."""
+        options: GetOptions = {"range": (0, limit)}
         try:
             with _os_errors():
                 got = obstore.get(self._store, name, options=options)
-                return _Object(got.bytes(), got.meta["e_tag"] or "", got.meta["size"])
+                return _Object(_received(got, limit), got.meta["e_tag"] or "", got.meta["size"])
         except FileNotFoundError:
             return None
         except ConnectionError:
-            if limit is None:
-                raise
             with _os_errors():
                 meta = obstore.head(self._store, name)
             if meta["size"]:
@@ -185,7 +188,7 @@ class S3Blobs:
     def _append(self, addition: Addition) -> None:
         """S3 can't append: the object is replaced on condition that it is still the one that was read."""
         for _ in range(_MAX_TRIES):
-            found = self.get(addition.name)
+            found = self.get(addition.name, MAX_BYTES + 1)
             if found is not None and found.size > MAX_BYTES:
                 return  # it counts as gone, and grows no more
             before, over = (addition.first, None) if found is None else (bytes(found.data), found.e_tag)
@@ -253,4 +256,23 @@ def _os_errors() -> Iterator[None]:
 
 def _line(error: Exception) -> str:
     """What happened, without obstore's pages of detail."""
-    return str(error).partition("\n")[0]
+    return str(error).partition("\n")[0][: bounds.MAX_REASON]
+
+
+def _listed(store: ObstoreS3, path: str, limit: int) -> list[str]:
+    names: list[str] = []
+    for page in obstore.list(store, path):
+        names += [meta["path"].rpartition("/")[2] for meta in page]
+        if len(names) >= limit:
+            break
+    return names[:limit]
+
+
+def _received(got: "GetResult", limit: int) -> bytes | bytearray:
+    """The body of an answer, which a server may send longer than it was asked for."""
+    data = bytearray()
+    for piece in got.stream():
+        if len(data) + len(piece) > limit:
+            raise ConnectionError("the store sent more than it was asked for")
+        data += piece
+    return data

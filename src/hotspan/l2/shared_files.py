@@ -68,6 +68,14 @@ class FileCall:
             self.step()
             copy(source, into)
 
+    def taken(self, buffers: Sequence[memoryview]) -> list[memoryview]:
+        """The caller's bytes, in the thread's own memory: what hangs while it writes them may outlast the caller."""
+        into = self.staging[: sum(map(len, buffers))]
+        with self._lock:
+            self.step()
+            gather(buffers, into)
+        return [into]
+
     def run(self, staging: memoryview) -> None:
         """On the thread."""
         try:
@@ -248,7 +256,7 @@ class _Fresh:
         try:
             at = 0
             for some in parts_of(buffers, IO_BYTES):
-                at += _write(fd, some, at)
+                at += _write(fd, call.taken(some), at)
                 call.step()
             if is_synced:
                 os.fsync(fd)
@@ -293,6 +301,14 @@ class _Fresh:
             return True
         finally:
             os.unlink(claim, dir_fd=parent)
+
+
+def gather(buffers: Sequence[Buffer], into: memoryview) -> None:
+    """Copy buffers one after the other, with the GIL released. Shape: into has all their bytes."""
+    at = 0
+    for buffer in buffers:
+        copy(buffer, [into[at : at + len(buffer)]])
+        at += len(buffer)
 
 
 def _is_there(name: str, parent: int) -> bool:

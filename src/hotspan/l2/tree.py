@@ -7,6 +7,7 @@ is no directory where one belongs is NotADirectoryError.
 
 import contextlib
 import errno
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -72,11 +73,11 @@ class Tree:
         finally:
             os.close(fd)
 
-    def listed(self, directory: Path) -> list[str]:
-        """The names in a directory; none if there is no directory."""
+    def listed(self, directory: Path, limit: int) -> list[str]:
+        """The names in a directory, any `limit` of them if there are more; none if there is no directory."""
         try:
             with self.entered(directory) as fd:
-                return os.listdir(fd)
+                return names_in(fd, limit)
         except FileNotFoundError:
             return []
 
@@ -111,6 +112,12 @@ class Tree:
         return os.open(self.root, _ROOT)
 
 
+def names_in(fd: int, limit: int) -> list[str]:
+    """Names in an open directory, `limit` at most: whoever writes there may make any number."""
+    with os.scandir(fd) as entries:
+        return [entry.name for entry in itertools.islice(entries, limit)]
+
+
 def delete_in(parent: int, name: str, step: Callable[[], None], depth: int = _MAX_DEPTH) -> None:
     """Delete what has this name in an open directory: of a link the link, of a directory all that is in it."""
     step()
@@ -124,8 +131,9 @@ def delete_in(parent: int, name: str, step: Callable[[], None], depth: int = _MA
         except (FileNotFoundError, NotADirectoryError):  # another sweep was faster
             return
         try:
-            for each in os.listdir(fd) if depth else ():
-                delete_in(fd, each, step, depth - 1)
+            with os.scandir(fd) as entries:
+                for each in entries if depth else ():
+                    delete_in(fd, each.name, step, depth - 1)
         finally:
             os.close(fd)
         with contextlib.suppress(OSError):  # something is still open (NFS keeps it), or another sweep is at it, too

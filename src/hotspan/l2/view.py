@@ -7,6 +7,7 @@ from typing import TypeVar
 from hotspan.core.scopes import without_keys
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey
+from hotspan.l2 import bounds
 from hotspan.l2.base import Found
 from hotspan.tiers.record import Record
 
@@ -184,7 +185,7 @@ def readable(
         one = found.get(chunk.key)
         parent = chunk.parent
         at = taken.get(parent, 0) if parent is not None else 0
-        if one is not None and is_of(one, Record(chunk.key, parent, namespace, payload_bytes, one.terms)):
+        if one is not None and is_of(one, Record(chunk.key, parent, namespace, payload_bytes, one.terms), now_s):
             at = max(at, view.matched_at(chunk.key, namespace, one.terms))
             terms, stored = one.terms, one.record.terms.generation
             expired = terms.expires_s and now_s >= terms.expires_s
@@ -200,8 +201,13 @@ def readable(
     return alive, dead
 
 
-def is_of(found: Found, wanted: Record) -> bool:
-    """Whether what was found is the chunk that is wanted: of its name, parent, namespace and size."""
+def is_of(found: Found, wanted: Record, now_s: float) -> bool:
+    """Whether what was found is the chunk that is wanted: of its name, parent, namespace and size.
+
+    Of a generation that no log has come to it would outlive all that is invalidated: it is none.
+    """
     record = found.record
+    if not all(bounds.is_honest(terms.generation, now_s) for terms in (found.terms, record.terms)):
+        return False
     is_named = record[:3] == wanted[:3] and record.chunk_bytes == wanted.chunk_bytes
     return is_named and record.payload_bytes <= record.chunk_bytes

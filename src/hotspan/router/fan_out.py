@@ -15,6 +15,9 @@ from hotspan.http.upstream import BrokenError, UnreachedError, Upstream, forward
 
 _SHOWN = 4096
 _INVALIDATIONS = ("/hotspan/cache/invalidate", "/hotspan/cache/clear")
+WITHDRAWING = (*_INVALIDATIONS, "/hotspan/keys/shred")
+"""After which nobody may hold a text that they name."""
+
 _LOGGED = "x-hotspan-logged"
 _FIRST_S = 15.0
 """Time limit of the first replica, which answers within 10 s; after it the others are asked without its entry."""

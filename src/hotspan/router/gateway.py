@@ -34,7 +34,7 @@ from hotspan.router.caches import FleetCaches
 from hotspan.router.dispatcher import Dispatcher
 from hotspan.router.event_sync import EventSync
 from hotspan.router.events import EventFeed
-from hotspan.router.fan_out import fan_out
+from hotspan.router.fan_out import WITHDRAWING, fan_out
 from hotspan.router.fleet import Fleet, NoReplicaError
 from hotspan.router.health import HealthState, ReplicaHealth
 from hotspan.router.index import PrefixIndex
@@ -253,6 +253,8 @@ class Gateway:
             return await self._fan_out(exchange, body)
 
     async def _fan_out(self, exchange: Exchange, body: bytes) -> str:
+        if exchange.path.rstrip("/") in WITHDRAWING:
+            await self.shadows.forget()
         # Those that are up come first: the first is asked before the others.
         names = sorted(self._replicas, key=lambda name: name not in self.fleet.up)
         outcome = "complete" if await fan_out(self._upstream, names, exchange, body) else "incomplete"

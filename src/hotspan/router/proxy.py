@@ -6,6 +6,7 @@ slot -> ask -> head -> first byte -> head and bytes to the client -> end
 """
 
 import logging
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from http import HTTPStatus
 
 from hotspan.http.errors import MODEL, REFUSED, HttpError
 from hotspan.http.exchange import ClientGone, Exchange, RawHeaders
-from hotspan.http.head import CLOSED_SESSION_HEADER, NEW_SESSION_HEADER, SESSION_HEADER
+from hotspan.http.head import CLOSED_SESSION_HEADER, HELD_HEADER, NEW_SESSION_HEADER, SESSION_HEADER
 from hotspan.http.upstream import BrokenError, UnreachedError, Upstream, UpstreamResponse, forwarded, relay
 from hotspan.router.dispatcher import Dispatcher
 from hotspan.router.fleet import Fleet, NoReplicaError, Ticket
@@ -31,6 +32,7 @@ from hotspan.router.unready import UnreadyModels
 logger = logging.getLogger(__name__)
 
 
+_AT_ONCE_S = 0.05
 _RETRIED = frozenset((502, 503, 504))
 _STREAMS = ("text/event-stream", "application/jsonlines", "application/x-ndjson")
 _SLOW_CLIENT_S = 1.0
@@ -149,7 +151,8 @@ class Proxy:
         health = self._health[name]
         is_over, since = False, health.parts
         try:
-            answer = await self._upstream.ask(name, exchange.method, exchange.target, request.headers, request.body)
+            headers = [*request.headers, *self._held(request)]
+            answer = await self._upstream.ask(name, exchange.method, exchange.target, headers, request.body)
             is_sign = not (about := answer.header(REFUSED))
             if answer.status in _RETRIED and (is_sign or about == MODEL):
                 if not is_sign:
@@ -187,6 +190,11 @@ class Proxy:
                 health.gave_up()
             if answer is not None:
                 answer.close()
+
+    def _held(self, request: _Request) -> list[tuple[str, str]]:
+        """The header that says for how long a request was held, if it was not sent on at once."""
+        held_s = self._clock.monotonic() - request.began_s
+        return [(HELD_HEADER, str(math.ceil(1000 * held_s)))] if request.attempts > 1 or held_s > _AT_ONCE_S else []
 
     def _may_retry(self, request: _Request, name: str) -> bool:
         """Whether a request may go to another replica now; if so, the retry is counted."""

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakSet
 
 import orjson
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -105,9 +106,12 @@ class Evidence:
         )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Copy:
-    """A request that is shadowed, and its answer as it goes to the client. replica: that answers it."""
+    """A request that is shadowed, and its answer as it goes to the client. replica: that answers it.
+
+    is_withdrawn: something was invalidated since; it is not sent.
+    """
 
     group: str
     replica: str
@@ -117,6 +121,7 @@ class Copy:
     is_stream: bool
     parts: list[bytes] = field(default_factory=list)
     size: int = 0
+    is_withdrawn: bool = False
 
     def add(self, part: bytes) -> None:
         """A part of the answer was sent."""
@@ -158,6 +163,8 @@ class Shadows(Collector):
         }
         self._candidates = frozenset[str]().union(*(group.replicas for group in self._groups.values()))
         self._queue: asyncio.Queue[Copy] = asyncio.Queue(_QUEUE)
+        self._held: WeakSet[Copy] = WeakSet()  # of requests that are being answered, or in the queue
+        self._comparing: set[asyncio.Task[str]] = set()
 
     # -- on the way of a request ---------------------------------------------------------------------------------------
 
@@ -180,7 +187,9 @@ class Shadows(Collector):
         sent = [(name, value) for name, value in headers if name.lower() not in _DROPPED_HEADERS]
         sent.append((REQUEST_ID, f"{exchange.request_id[:100]}-shadow"))
         is_stream = kind.startswith(SSE)
-        return [Copy(group.name, replica, exchange.target, sent, copied, is_stream) for group in drawn]
+        copies = [Copy(group.name, replica, exchange.target, sent, copied, is_stream) for group in drawn]
+        self._held.update(copies)
+        return copies
 
     def end(self, copies: list[Copy]) -> None:
         """The client has its whole answer. Never waits: a copy that finds the queue full is dropped."""
@@ -188,7 +197,21 @@ class Shadows(Collector):
             try:
                 self._queue.put_nowait(copy)
             except asyncio.QueueFull:
+                self._held.discard(copy)
                 self._groups[copy.group].outcomes["dropped"] += 1
+
+    async def forget(self) -> None:
+        """Something is about to be invalidated: no copy of a request from before is sent from now on, nor goes on.
+
+        Which copies it concerns is the replicas' to know, and a copy is nobody's request: all are dropped.
+        """
+        for copy in list(self._held):
+            copy.is_withdrawn, copy.body, copy.parts = True, b"", []
+        comparing = set(self._comparing)
+        for task in comparing:
+            task.cancel()
+        if comparing:
+            await asyncio.wait(comparing)
 
     def _drawn(self, replica: str) -> list[_Group]:
         """The groups that get a copy, each by its own share; none of what a candidate answered, who may be wrong."""
@@ -210,14 +233,26 @@ class Shadows(Collector):
         while True:
             copy = await self._queue.get()
             group = self._groups[copy.group]
+            self._held.discard(copy)
             try:
-                outcome = "dropped" if group.is_rolled_back else await self._compare(group, copy)
+                outcome = "dropped" if group.is_rolled_back or copy.is_withdrawn else await self._compared(group, copy)
             except (UnreachedError, BrokenError, HttpError):
                 outcome = "failed"
             except Exception:  # a copy is nobody's request: the next one is compared
                 logger.exception("shadow_failed group=%s", group.name)
                 outcome = "failed"
             group.outcomes[outcome] += 1
+
+    async def _compared(self, group: _Group, copy: Copy) -> str:
+        """As `_compare`, which `forget` may end."""
+        task = asyncio.create_task(self._compare(group, copy))
+        self._comparing.add(task)
+        try:
+            await asyncio.wait({task})
+        finally:
+            self._comparing.discard(task)
+            task.cancel()
+        return "dropped" if task.cancelled() else task.result()
 
     async def _compare(self, group: _Group, copy: Copy) -> str:
         """Ask the candidate, and the same replica again; the outcome, for the metrics."""

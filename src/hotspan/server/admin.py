@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Header
@@ -63,7 +63,10 @@ class Recording(BaseModel):
 
 
 class CacheAdmin:
-    """The handlers. cache: settings of the tiers; None if the server has only the engine's own prefix cache."""
+    """The handlers. cache: settings of the tiers; None if the server has only the engine's own prefix cache.
+
+    holders: keep texts for later. Each lets go of what commands invalidate before these are carried out.
+    """
 
     def __init__(
         self,
@@ -79,6 +82,7 @@ class CacheAdmin:
         names = {DEFAULT_TENANT, *tenants.names}
         self._texts = Turns(_TEXTS_AT_ONCE, len(tenants.tenants) + 2, _MAX_TEXTS, for_urgent=1)
         self._text_limit = TextLimit(engine.max_tokens, engine.max_chars)
+        self.holders: list[Callable[[Sequence[Json]], Awaitable[None]]] = []
         self._names = {f"{tenant_label(name):016x}": name for name in names}
 
     async def stats(self) -> Json:
@@ -269,6 +273,8 @@ class CacheAdmin:
 
     async def _forget(self, command: Json, scope: Json, timeout_s: float = DURABLE_S) -> JSONResponse:
         """The receipt, with status 503 if the invalidation would not survive a restart."""
+        for let_go in self.holders:
+            await let_go(command.get("batch") or [command])
         try:
             receipt = merged(await self.ask(command, timeout_s)) | {"scope": scope}
         except TimeoutError:

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hotspan.http.dashboard import DASHBOARD
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import Exchange
-from hotspan.http.head import HeadError, check_head
+from hotspan.http.head import HELD_HEADER, HeadError, check_head
 from hotspan.http.hosts import Hosts
 from hotspan.http.paths import (
     ADAPTER_READS,
@@ -175,7 +175,7 @@ class Gate:
             return
         if access is Access.PUBLIC or scope.get("method") in BODILESS:
             receive = _without_body(receive)
-        with asking(principal or ANYBODY):
+        with asking(principal or ANYBODY, _held_s(headers)):
             await self._app(scope, receive, send)
 
     def _access_at(self, scope: Scope) -> Access | None:
@@ -311,3 +311,11 @@ def declared(paths: Iterable[str], *methods: str) -> list[BaseRoute]:
 def unlisted(routes: Iterable[BaseRoute], access: Mapping[str, Access]) -> list[str]:
     """The paths that are not in the table, and are therefore the administrator's."""
     return sorted({str(getattr(route, "path", route)) for route in routes} - access.keys())
+
+
+def _held_s(headers: Headers) -> float:
+    """For how long routers say that they have held a request; a client that says so gets less kept, and no more."""
+    said = [
+        value for value in headers.getlist(HELD_HEADER) if value.isascii() and value.isdecimal() and len(value) < 16
+    ]
+    return max(map(int, said), default=0) / 1000

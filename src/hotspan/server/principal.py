@@ -4,6 +4,7 @@ import contextlib
 import hmac
 import json
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
@@ -36,6 +37,14 @@ SERVER = ""
 _asking: ContextVar[Principal] = ContextVar("hotspan_principal", default=ANYBODY)
 
 
+_held_since_s: ContextVar[float | None] = ContextVar("hotspan_held_since", default=None)
+
+
+def current_held_since_s() -> float | None:
+    """Since when the server holds the text of this task's request, by the monotonic clock; None outside of requests."""
+    return _held_since_s.get()
+
+
 def current_principal() -> Principal:
     """The principal that this task works for; outside of requests, the server itself as the default tenant."""
     return _asking.get()
@@ -53,12 +62,16 @@ def current_owner() -> str:
 
 
 @contextlib.contextmanager
-def asking(principal: Principal) -> Iterator[None]:
-    """The block, and every task started in it, works for `principal`."""
-    token = _asking.set(principal)
+def asking(principal: Principal, held_s: float = 0.0) -> Iterator[None]:
+    """The block, and every task started in it, works for `principal`, whose request has come now.
+
+    held_s: for how long it was held before.
+    """
+    token, since = _asking.set(principal), _held_since_s.set(time.monotonic() - held_s)
     try:
         yield
     finally:
+        _held_since_s.reset(since)
         _asking.reset(token)
 
 

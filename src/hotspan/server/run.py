@@ -56,7 +56,7 @@ from hotspan.server.options import (
     fetched,
     fetched_model,
 )
-from hotspan.server.principal import Link, current_tenant
+from hotspan.server.principal import Link, current_held_since_s, current_tenant
 from hotspan.server.sizes import TextLimit
 from hotspan.server.warming import Warming, warming_router
 
@@ -119,7 +119,8 @@ async def _serve(
     if options.extent is not None and options.cache is not None:
         options = _planned(options, arguments, options.extent)
     add_cache(arguments, options.cache)
-    guard = RequestGuard(current_tenant, is_isolated=options.is_isolated, is_cached=options.cache is not None)
+    is_cached = options.cache is not None
+    guard = RequestGuard(current_tenant, current_held_since_s, is_isolated=options.is_isolated, is_cached=is_cached)
     formatters = _formatters(options.server, has_lora=bool(arguments.enable_lora))
     registry: AdapterRegistry | None = None
     try:
@@ -163,10 +164,12 @@ async def _warmed(engine: "Engine", options: ServeOptions, registry: AdapterRegi
     """
     is_open = options.server.client_adapters is not None
     engine.app.include_router(adapter_router(registry, engine.names, is_open=is_open))
-    engine.app.include_router(admin_router(CacheAdmin(engine, options.cache, options.tenants, registry)))
+    admin = CacheAdmin(engine, options.cache, options.tenants, registry)
+    engine.app.include_router(admin_router(admin))
     warming = Warming(
         has_keys=options.has_keys, retention=options.tenants.retention, tenants=len(options.tenants.tenants) + 1
     )
+    admin.holders.append(warming.forget)
     if engine.is_embedding:
         return warming
     if options.cache is not None:

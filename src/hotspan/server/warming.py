@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.types import ASGIApp
 
 from hotspan.core.clock import Clock, SystemClock
-from hotspan.core.directives import RetentionRule, governed, parse_directives
+from hotspan.core.directives import RetentionRule, governed, parse_directives, with_documents
 from hotspan.core.errors import ConfigError, RefusedError
 from hotspan.http.bodies import Budget
 from hotspan.http.errors import HttpError
@@ -58,6 +58,7 @@ _MAX_FAILED = 100
 """Failures that a result names; others are counted."""
 
 _NAME = "http://warming"
+_INVALIDATED = "it was invalidated"
 
 Json = dict[str, Any]
 
@@ -143,6 +144,7 @@ class Job:
     """Texts of one request.
 
     chars:  of each text that is left, in their order. ttl_s: of the one that expires first. reason: why it failed.
+    current: the one in work; is_withdrawn: it was invalidated. asked: its request.
     """
 
     owner: str
@@ -157,6 +159,9 @@ class Job:
     ended_s: float = 0.0
     reason: str = ""
     task: "asyncio.Task[None] | None" = None
+    current: Warmup | None = None
+    asked: "asyncio.Task[Any] | None" = None
+    is_withdrawn: bool = False
 
     @property
     def is_over(self) -> bool:
@@ -250,6 +255,26 @@ class Warming:
             job.task.cancel()
             await asyncio.wait({job.task})
 
+    async def forget(self, commands: Sequence[Json]) -> None:
+        """Let go of the texts that invalidations take: none of them is sent from now on.
+
+        A text that is named by its tokens is not known here: the engine keeps nothing of a text that was invalidated
+        while it was held (cache/withdrawals.py).
+        """
+        for job in [job for job in self._jobs.values() if not job.is_over]:
+            texts = list(zip(job.texts, job.chars, strict=True))
+            waiting = [each for each in texts if each[0] is not job.current]
+            taken = [each for each in waiting if any(_takes(command, job, each[0]) for command in commands)]
+            left = [each for each in texts if not any(each is one for one in taken)]
+            job.texts, job.chars = deque(text for text, _ in left), deque(chars for _, chars in left)
+            self._held.give(job.owner, sum(chars for _, chars in taken))
+            job.done.failed += [f"{text.name}: {_INVALIDATED}" for text, _ in taken]
+            if job.current is not None and any(_takes(each, job, job.current) for each in commands):
+                job.is_withdrawn = True
+                if job.asked is not None:
+                    job.asked.cancel()
+                    await asyncio.wait({job.asked})
+
     async def told(self, job: Job) -> Json:
         """The answer that tells of a job."""
         async with self._client() as client:
@@ -280,19 +305,22 @@ class Warming:
             self._held.give(job.owner, sum(job.chars))
             job.texts.clear()
             job.chars.clear()
+            job.current = None
             if not any(each.owner == job.owner and not each.is_over for each in self._jobs.values()):
                 self._own_turns.pop(job.owner, None)
 
     def _left(self, job: Job) -> Iterator[Warmup]:
         """The texts of a job; each is let go of when the next one is asked for."""
         while job.texts:
-            yield job.texts[0]
+            job.current, job.is_withdrawn = job.texts[0], False
+            yield job.current
             job.texts.popleft()
             self._held.give(job.owner, job.chars.popleft())
+        job.current = None
 
     async def _in_turn(self, job: Job, path: str, body: Json) -> Any:
         async with self._turns.turn(job.owner):
-            return await self._alone(path, body)
+            return await self._alone(job, path, body)
 
     def _ttl_s(self, texts: Sequence[Warmup], common: Json, owner: str) -> int | None:
         """Seconds until the first of some texts expires; None if none does. Raises: HttpError 400."""
@@ -305,7 +333,7 @@ class Warming:
             lives.append(kept.ttl_s)
         return min((ttl_s for ttl_s in lives if ttl_s is not None), default=None)
 
-    async def _alone(self, path: str, body: Json) -> Any:
+    async def _alone(self, job: Job, path: str, body: Json) -> Any:
         """The answer to a request that is sent when no other is there, and again after each that came between.
 
         Raises: RefusedError.
@@ -316,16 +344,19 @@ class Warming:
             await self._admission.idle()
             if self._admission.is_draining:
                 raise ConfigError("the server stops")
-            asked = asyncio.create_task(self._ask(path, body))
+            if job.is_withdrawn:
+                raise RefusedError(_INVALIDATED, {"error": {"code": 400}})
+            asked = job.asked = asyncio.create_task(self._ask(path, body))
             other = asyncio.create_task(self._admission.contended())
             try:
                 await asyncio.wait({asked, other}, return_when=asyncio.FIRST_COMPLETED)
-                if asked.done():
+                if asked.done() and not job.is_withdrawn:
                     return asked.result()
             finally:
                 for task in (asked, other):
                     task.cancel()
                 await asyncio.gather(asked, other, return_exceptions=True)
+                job.asked = None
 
     async def _ask(self, path: str, body: Json) -> Any:
         async with self._client() as client:
@@ -351,6 +382,17 @@ class Warming:
         before = self._clock.monotonic() - _KEPT_S
         for job in over[: max(0, len(over) - _KEPT_JOBS)] + [job for job in over if job.ended_s < before]:
             self._jobs.pop(job.id, None)
+
+
+def _takes(command: Json, job: Job, text: Warmup) -> bool:
+    """Whether an invalidation takes all that a text's request would store."""
+    if command.get("tokens") is not None or command.get("tenant") not in (None, job.owner):
+        return False
+    if command.get("adapter") not in (None, job.common.get("model")):
+        return False
+    if command.get("session") not in (None, text.directives.get("session")):
+        return False
+    return set(command.get("tags") or ()) <= with_documents(text.directives.get("tags", ()))
 
 
 def warming_router(warming: Warming) -> APIRouter:

@@ -98,6 +98,26 @@ class TestBrokenPeers:
         assert at_last(lambda: one.put(quick) or found_in(quick, one.key))
         assert at_last(lambda: one.get(quick, there(quick, one.key)))
 
+    def test_a_mistake_in_a_release_ends_no_release(
+        self, peer: Peer, store: HyperpodStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An error that nobody expected costs its leases their time, and the next ones are released as ever."""
+        failed, ask_all = threading.Event(), store.blobs.daemon._pool.ask_all
+
+        def once(requests: Any, deadline: Any) -> Any:
+            if failed.is_set() or not any(request.target.endswith("/release") for request in requests):
+                return ask_all(requests, deadline)
+            failed.set()
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(store.blobs.daemon._pool, "ask_all", once)
+        one = Object()
+        one.put(store)
+        assert one.get(store, there(store, one.key)) and eventually(failed.is_set)
+        before = peer.asked["release"]
+        assert one.get(store, there(store, one.key))
+        assert eventually(lambda: peer.asked["release"] > before)
+
     @pytest.mark.parametrize("answer", [ANSWERS[name] for name in ("500", "nothing", "silence", "trickle", "404")])
     def test_a_release_that_is_not_answered(
         self, peer: Peer, store: HyperpodStore, answer: Callable[..., None]

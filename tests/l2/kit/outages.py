@@ -1,5 +1,6 @@
 """What a store does whose server goes away, freezes or dies under calls. Part of the kit in stores.py."""
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,9 +12,12 @@ import pytest
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.terms import Scope
 from hotspan.core.types import Chunk
-from hotspan.l2.base import ObjectStore, SharedInvalidation, updates_of
+from hotspan.l2.base import Found, ObjectStore, SharedInvalidation, updates_of
+from hotspan.l2.objects import BlobStore
 from hotspan.testing.chunks import HANG_S, aligned, chain, key_of
+from hotspan.tiers.record import Record
 from tests.l2.kit.logs import log_of
+from tests.l2.kit.races import TAG, TAGGED, SteppedReplica
 from tests.l2.kit.stores import (
     MAX_ENTRIES,
     TENANT,
@@ -24,6 +28,7 @@ from tests.l2.kit.stores import (
     frame_of,
     put,
     read,
+    record_of,
 )
 
 
@@ -157,6 +162,51 @@ class StoreOutageTests(StoreFixtures):
         server.start()
         self.works(store)
 
+    def test_who_began_before_the_server_reads_nothing_invalidated(self, open_store: MakeStore, server: Server) -> None:
+        """A replica that begins while the server is away obeys what others invalidate as soon as it is there."""
+        if open_store(MAX_ENTRIES).log is None:
+            pytest.skip("this store keeps no log")
+        server.stop()
+        late = SteppedReplica(open_store(MAX_ENTRIES), "late", is_up=False)
+        assert not late.follower.poll() and not late.follower.is_fresh
+        server.start()
+        other = SteppedReplica(open_store(MAX_ENTRIES), "other")
+        chunks = chain("a", 2)
+        other.put(chunks, TAGGED)
+        assert late.ask(chunks) == [False, False]  # it has not read the log
+        other.invalidate(labels=TAG)
+        assert late.ask(chunks) == [False, False]
+        late.poll()
+        assert late.follower.is_shared and late.ask(chunks) == [False, False]
+        new = chain("b", 1)
+        other.put(new, TAGGED)
+        late.poll()
+        assert late.ask(new) == [True] and other.follower.readers().keys() == {"late", "other"}
+        other.invalidate(labels=TAG)
+        late.poll()
+        assert late.ask(new) == [False]
+
+    def test_nobody_keeps_a_buffer_of_a_call_that_ended(self, store: ObjectStore, server: Server) -> None:
+        """A put or a get that gave up holds no buffer of its caller, whatever of it still goes on: it is lent no more.
+
+        A bytearray can't change its size while anybody has a view of it.
+        """
+        (chunk,), (new,) = chain("a", 1), chain("new", 1)
+        put(store, chunk, self.PAYLOAD_BYTES)
+        one, frame = found(store, chunk), frame_of(new.key, self.PAYLOAD_BYTES)
+        assert one is not None
+        read_into, put_from = bytearray(len(frame)), bytearray(frame)
+        server.freeze()
+        try:
+            self.fail(transfers(store, one, record_of(new, self.PAYLOAD_BYTES), read_into, put_from))
+            gc.collect()  # frames of errors
+            read_into.clear()
+            put_from.clear()
+        finally:
+            server.thaw()
+        self.works(store)
+        assert read(store, found(store, new)) in (None, frame)
+
     def works(self, store: ObjectStore) -> None:
         """A store does what it should, whatever its server still knows."""
         (chunk,) = chain("afterwards", 1)
@@ -168,3 +218,17 @@ class StoreOutageTests(StoreFixtures):
             assert store.log.read(generation - 1).entries[-1] == SharedInvalidation(
                 generation, (Scope(tenant=5),), "me"
             )
+
+
+def transfers(
+    store: ObjectStore, one: Found, record: Record, into: bytearray, data: bytearray
+) -> list[Callable[[], Any]]:
+    """A get and a put that go to the medium at once, with nothing asked before them."""
+    if not isinstance(store, BlobStore):
+        return [lambda: store.get(one, [memoryview(into)]), lambda: store.put(record, [memoryview(data)])]
+    blobs, (_, epoch, _) = store.blobs, store.metadata_name(record.key).split("/")
+    names = [f"objects/{epoch}/0/{key.hex()}" for key in (one.record.key, record.key)]
+    return [
+        lambda: blobs.read_into(names[0], [memoryview(into)]),
+        lambda: blobs.create(names[1], [memoryview(data)]),
+    ]

@@ -18,6 +18,7 @@ from hotspan.core.terms import Scope, Terms, tag_labels, tenant_label
 from hotspan.core.types import Chunk, ChunkKey
 from hotspan.l2.base import ObjectStore, updates_of
 from hotspan.l2.follower import LogFollower
+from hotspan.l2.node import NodeStore
 from hotspan.l2.objects import BlobStore
 from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.testing.chunks import aligned, chain, content
@@ -76,11 +77,14 @@ class SteppedQueue:
 class SteppedReplica:
     """A tier over a store, and the follower of its log."""
 
-    def __init__(self, store: ObjectStore, name: str) -> None:
+    def __init__(self, store: ObjectStore, name: str, *, is_up: bool = True) -> None:
         self.queues: list[SteppedQueue] = []
         self.store = store
         self.follower = LogFollower(log_of(store), name)
-        self.poll()
+        if isinstance(store, NodeStore):
+            store.follows = lambda: self.follower.is_shared
+        if is_up:
+            self.poll()
         self.tier = RemoteTier(RemoteOptions(store, self.follower, queue=self._queue), NAMESPACE, SIZE)
 
     def poll(self) -> None:

@@ -1,8 +1,10 @@
 """Models that load, die and come back, each for itself."""
 
 import asyncio
+import errno
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,6 +38,27 @@ async def test_a_dead_model_comes_back_and_the_others_go_on() -> None:
         await running.ready()
         assert served_by([await running.ask("/predictions/alpha")]) == ["alpha"]
         assert running["alpha"].starts == 2 and running["beta"].starts == 1
+
+
+async def test_a_model_that_can_not_be_started_again_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the machine has no process for it for a while, it alone is away; the others answer."""
+    async with store("alpha", "beta") as running:
+        create, failures = asyncio.create_subprocess_exec, 0
+
+        async def fails(*words: Any, **options: Any) -> Any:
+            nonlocal failures
+            if failures < 2:
+                failures += 1
+                raise BlockingIOError(errno.EAGAIN, "no more processes")
+            return await create(*words, **options)
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", fails)
+        assert (await running.ask("/predictions/alpha", do="die")).status_code == 503
+        await until(lambda: failures == 1)
+        assert served_by([await running.ask("/predictions/beta")]) == ["beta"]
+        await until(lambda: failures == 2)
+        await running.ready()
+        assert served_by([await running.ask("/predictions/alpha")]) == ["alpha"] and not running.keepers[0].done()
 
 
 async def test_without_any_model_it_is_not_healthy() -> None:

@@ -149,25 +149,31 @@ class ServedModel:
         Raises: EngineError if it can't be loaded the first time, unless the store is partial.
         """
         pauses = Pauses()
+        status: int | None = None
+        reason = ""
         while True:
             async with turns:
                 began_s = self._clock.monotonic()
-                process = await self._started()
-                is_loaded = await self._loads(process)
+                try:
+                    process = await self._started()
+                except OSError as error:  # no more processes, or files: the other models go on
+                    status, reason, is_loaded = None, str(error), False
+                else:
+                    is_loaded = await self._loads(process)
             if is_loaded:
                 self.state = ModelState.READY
                 logger.info("model_ready model=%s seconds=%.0f", self.name, self._clock.monotonic() - began_s)
                 await process.wait()
-            await self._end(process, 0.0)
+            if self._process is not None:
+                await self._end(self._process, 0.0)
+                status, reason = self._process.returncode, self._reason(self._process.returncode)
+                self._process = None
             if self.state is ModelState.LOADING and not self._is_partial:
-                raise EngineError(f"the model {self.name} can't be served: {self._reason(process.returncode)}")
+                raise EngineError(f"the model {self.name} can't be served: {reason}")
             self.state = ModelState.RESTARTING
             pause_s = pauses.after(self._clock.monotonic() - began_s)
             self._again_s = self._clock.monotonic() + pause_s
-            logger.error(
-                "model_ended model=%s status=%s again_s=%.0f: %s",
-                *(self.name, process.returncode, pause_s, self._reason(process.returncode)),
-            )
+            logger.error("model_ended model=%s status=%s again_s=%.0f: %s", self.name, status, pause_s, reason)
             await asyncio.sleep(pause_s)
 
     async def drain(self) -> None:
