@@ -286,11 +286,11 @@ class CacheMetrics:
         for choice in COST_CHOICES:
             self._add("hotspan_cost_requests", getattr(now, choice) - getattr(last, choice), choice)
         for (reason, is_busy), count in now.refusals.items():
-            before = last.refusals.get((reason, is_busy), Refused())
+            known = last.refusals.get((reason, is_busy), Refused())
             labels = (reason, "busy" if is_busy else "idle")
-            self._add("hotspan_cost_refusals", count.requests - before.requests, *labels)
-            self._add("hotspan_cost_refused_tokens", count.tokens - before.tokens, *labels)
-            self._add("hotspan_cost_refused_saving_seconds", count.saved_s - before.saved_s, *labels)
+            self._add("hotspan_cost_refusals", count.requests - known.requests, *labels)
+            self._add("hotspan_cost_refused_tokens", count.tokens - known.tokens, *labels)
+            self._add("hotspan_cost_refused_saving_seconds", count.saved_s - known.saved_s, *labels)
         self._add("hotspan_cost_probes", now.probed - last.probed)
         for what, (accuracy, before) in _accuracies(now, last).items():
             if accuracy.count == before.count:
