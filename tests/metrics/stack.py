@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -28,7 +27,7 @@ from hotspan.tiers.packer import Packer
 from hotspan.tiers.pins import Pins
 from hotspan.tiers.slab import SharedSlab
 from proofs.simulated.inline import InlineQueues
-from tests.engine.harness.simulated import AtOnce
+from tests.engine.harness.simulated import at_once
 
 SIZE, RAM, DISK = 4 * PAGE_BYTES, 8, 16
 NAMESPACE = bytes(32)
@@ -167,7 +166,7 @@ def stack(
 ) -> Iterator[Stack]:
     """A cache over `path` and a store. A tier that was given up is opened again at once."""
     clock = TickingClock()
-    with patch.object(lower, "threading", SimpleNamespace(Thread=AtOnce)):
+    with patch.object(lower, "start", at_once):
         made = Stack(path, *open_store(clock), clock, compress)
         try:
             yield made

@@ -18,7 +18,7 @@ from hotspan.daemon.server import Daemon
 from hotspan.daemon.stored import PoolCounts, Writing
 from hotspan.l2.daemon_protocol import Operation, Status
 from hotspan.testing.chunks import content, key_of
-from proofs.simulated.faults import FaultyFiles
+from proofs.simulated.faults import BadPlace, BadPlaces, FaultyFiles
 from tests.daemon.rig import DaemonProcess, patient_store, until
 from tests.daemon.test_disk import DISK_PAGES, KEYS, MEMORY_PAGES, Node
 from tests.daemon.test_unix_server import RawClient, connected
@@ -138,4 +138,14 @@ def a_disk_that_fails(pages: Pages, path: Path) -> None:
     node.kill()
 
 
-WAYS = (a_daemon, a_disk_that_fails)
+def a_disk_with_a_bad_slot(pages: Pages, path: Path) -> None:
+    """A slot of the disk that can't be written is set aside."""
+    node = Node(path / "bad", BadPlaces([BadPlace("write", PAGE_BYTES, 2 * PAGE_BYTES)]))
+    for number in range(60):
+        node.put(key_of(f"object {number}"), content(key_of(f"object {number}"), 2 * PAGE_BYTES))
+        node.queues.run()
+    pages.note(figures(node).collect())
+    node.disk.close(1.0)
+
+
+WAYS = (a_daemon, a_disk_that_fails, a_disk_with_a_bad_slot)

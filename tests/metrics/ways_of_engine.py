@@ -3,6 +3,7 @@ of encoder outputs that live beside it; keys."""
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from hotspan.cache.choice import Run, Text
 from hotspan.cache.cost import CostModel
@@ -38,6 +39,9 @@ def what_requests_find(path: Path, model: Path) -> None:
                 engine.time(text)
             engine.forget_gpu()
             engine.ask(texts[-1])  # from RAM
+            engine.ask(texts[-1], hotspan="not the client's to say")
+            with patch.object(engine.manager.prefixes, "arrive", side_effect=RuntimeError("a mistake")):
+                engine.ask(texts[-1])
             hang_in_the_middle(engine, texts[0])
             engine.medium.heal(1.0)
             for text in 3 * texts:

@@ -1,18 +1,23 @@
 """Ways to move the metrics of tiers, without an engine."""
 
+import uuid
 from pathlib import Path
 
 from hotspan.cache.entry import Reader
+from hotspan.cache.tiered import TieredCache
 from hotspan.core.terms import Scope, Terms, tag_labels
 from hotspan.core.types import GIB, PAGE_BYTES, Chunk, Tier
+from hotspan.engine.metrics import CacheMetrics
 from hotspan.l2.base import PREAMBLE_BYTES, ObjectStore, SharedLog
 from hotspan.l2.file import FileStore
 from hotspan.l2.log import checked
 from hotspan.l2.options import FileOptions
 from hotspan.testing.chunks import chain
 from hotspan.testing.clock import SimulatedClock
+from hotspan.tiers.slab import SharedSlab
 from proofs.simulated.memory_store import MemoryServer
 from tests.l2.servers import PATIENCE_S
+from tests.tiers.test_places import Disk, roots, slot_place
 
 from .stack import DISK, FULL, IO, RAM, SIZE, stack
 
@@ -135,6 +140,21 @@ def what_fails(path: Path) -> None:
             made.heal(tier)
 
 
+def what_is_set_aside(path: Path) -> None:
+    """A slot of a disk that can't be written."""
+    disk = Disk(path / "bad", slot_place("write", 0))
+    slab = SharedSlab(f"test-{uuid.uuid4().hex}", 2, 3 * PAGE_BYTES)
+    slab.unlink()
+    cache = TieredCache(slab, disk.lower, clock=disk.clock)
+    metrics = CacheMetrics(cache, None)
+    for chunk in roots(4):
+        disk.store(chunk)
+    cache.stats.cuts += 1
+    metrics.report(1.0)
+    disk.close()
+    slab.close()
+
+
 def what_finds_no_room(path: Path) -> None:
     """Chunks that RAM refuses, chunks that leave it before a tier has them, and a prefix that is cut."""
     with stack(path, Memory().open) as made:
@@ -220,6 +240,7 @@ def what_the_log_says(path: Path) -> None:
 
 
 WAYS = (
+    what_is_set_aside,
     what_is_evicted,
     what_ends,
     what_fails,

@@ -221,7 +221,8 @@ class CacheMetrics:
             self._set("hotspan_cache_tier_up", float(usage.is_up), tier.value)
             if usage.is_up and usage.counts_evictions:
                 self._begin("hotspan_cache_evictions", tier.value)
-            self._set("hotspan_cache_bad_slots", usage.bad_slots, tier.value)
+            if tier is Tier.DISK:
+                self._set("hotspan_cache_bad_slots", usage.bad_slots, tier.value)
         self._set("hotspan_cache_token_bytes", token_bytes)
         for tier, chunks in self._cache.queued().items():
             self._set("hotspan_cache_store_queue_chunks", chunks, tier.value)

@@ -63,6 +63,8 @@ _OF_METRIC: dict[str, list[Labels]] = {
     "hotspan_blend_tokens": [("reused",), ("recomputed",), ("fresh",)],
     "hotspan_blend_checks": [(what,) for what in get_args(BlendCheck)],
     "hotspan_encoder_hits": _TIERS,
+    "hotspan_cache_requests_left_out": [("directives",), ("error",)],
+    "hotspan_cache_bad_slots": [(Tier.DISK.value,)],
     "hotspan_cache_used_bytes": _TIERS,
     "hotspan_cache_capacity_bytes": _TIERS,
 }

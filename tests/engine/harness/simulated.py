@@ -20,7 +20,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -195,6 +194,13 @@ class AtOnce:
         return
 
 
+def at_once(name: str, run: Callable[[], None], **_: Any) -> AtOnce:
+    """`core.threads.start`, whose thread has done its work when it is there."""
+    thread = AtOnce(run)
+    thread.start()
+    return thread
+
+
 class Timed(NamedTuple):
     """What became of a request: simulated seconds to its first token, tokens that were cached, steps."""
 
@@ -290,7 +296,7 @@ def simulated(
             (opening, "RemoteOptions", partial(RemoteOptions, queue=l2_medium.queue)),
             (LogFollower, "start", lambda self: self.poll()),
             (TieredCache, "wait", sleep),
-            (lower, "threading", SimpleNamespace(Thread=AtOnce)),
+            (lower, "start", at_once),
         ):
             patches.enter_context(patch.object(where, name, instead))
         if l2 is not None:
