@@ -67,7 +67,7 @@ def test_nothing_is_read_without_a_bound(path: Path) -> None:
     assert not found, "give each a limit of bounds.py, or a size that the caller knows"
 
 
-@pytest.mark.parametrize("generation", [(1 << 64) - 1, 3 * int(NOW_S * 1000)])
+@pytest.mark.parametrize("generation", [(1 << 64) - 1, 3 * int(NOW_S * 1000)], ids=["largest", "far ahead"])
 @pytest.mark.parametrize("place", ["record", "update"])
 def test_a_chunk_of_a_generation_that_can_not_be_is_no_hit(place: str, generation: int) -> None:
     """A record, or an update, that claims to be later than any log could be does not outlive invalidations."""
@@ -89,7 +89,7 @@ def test_figures_of_use_that_can_not_be(figure: int) -> None:
     assert StoreUsage(*map(bounds.usage_figure, (figure, 3, figure))) == StoreUsage(0, 3, 0)
 
 
-@pytest.mark.parametrize("now_s", [-1e9, 0.0, NOW_S])
+@pytest.mark.parametrize("now_s", [-1e9, 0.0, NOW_S], ids=["before", "beginning", "now"])
 def test_a_clock_that_was_never_set_doubts_no_honest_log(now_s: float) -> None:
     """What a log says now is honest to a replica whose clock stands at its beginning; the end of numbers never is."""
     assert bounds.is_honest(int(NOW_S * 1000), now_s) and not bounds.is_honest(1 << 62, now_s)
