@@ -348,7 +348,9 @@ class CostModel:
         now_s = self._clock.monotonic()
         begin_s = max(self._plain_s, now_s - text.waited_s)
         self._plain_s = begin_s + rest_s
-        return max(begin_s - now_s, text.busy_s)
+        # One client that asks again once it is answered would not have come so soon: nobody was before it in a queue.
+        is_alone = not (text.others or text.waiting)
+        return text.busy_s if is_alone else max(begin_s - now_s, text.busy_s)
 
     def _note(self, chain: Sequence[Run], ram: int, taken: int) -> int:
         """Count a choice, and tell the tiers; returns how many chunks to probe."""

@@ -257,6 +257,8 @@ class HotspanManager(OffloadingManager):
         Its metrics are reported with this step.
         """
         self._report_s = 0.0
+        if self.steps is not None:
+            self.steps.forget(request.request_id)
         if (record := self._records.get(request.request_id)) is not None:
             self.prefixes.end(record)
             if self.rhythm is not None and record.session is not None:
