@@ -33,7 +33,7 @@ TASKS = {
     "http/serving.py": (1, "lets the server exit however it ends"),
     "http/exchange.py": (1, "its callback sees that it is done"),
     "router/gateway.py": (1, "each goes on"),
-    "router/shadow.py": (1, "a TaskGroup raises in the gateway"),
+    "router/shadow.py": (2, "a TaskGroup raises in the gateway; who waits for a comparison logs what it raises"),
     "router/ray/policy.py": (1, "awaited by each choice"),
     "daemon/unix_server.py": (1, "a client whose answer raises is ignored from then on"),
     "formatters/calls.py": (1, "waited for by run, which judges its outcome"),

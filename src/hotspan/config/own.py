@@ -57,7 +57,7 @@ def _off(option: Option, word: str) -> Any:
     """What an option is when it is off. Raises: ConfigError if it always has a value."""
     if option.default is None:
         return None
-    if option.kind not in (TEXT, PATH):
+    if option.kind not in (TEXT, PATH) and not option.kind.is_repeated:
         for off in ("off", "never", "none"):
             with contextlib.suppress(ConfigError):
                 option.kind.parse(off, word)
