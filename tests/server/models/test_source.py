@@ -364,7 +364,7 @@ def test_a_draft_model_in_a_bucket(
     arguments = parse_engine_arguments("org/name", words)
     options = ServeOptions("org/name", None, words, server=ServerSettings(secure=is_secure))
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        run._fetch_draft(arguments, options, Entrance([listener], Credentials(Tenants(), "token"), {}, None))
+        run._fetch_draft(arguments, options, Entrance([listener], Credentials(Tenants(), "token"), {}, None, None))
     directory = arguments.speculative_config.pop("model")
     wanted = {name: data for name, data in files.items() if not is_secure or "bin" not in name}
     assert contents(Path(directory)) == wanted
