@@ -316,7 +316,7 @@ def test_trust_that_was_not_abused_is_given_again() -> None:
     model = taught(GPU, {Tier.L2: REMOTE})
     for _ in range(50):
         later(model)
-        choice, other = (ask(model, Run(Tier.L2, 4, SIZE), Run(Tier.RAM, 100, SIZE)) for _ in range(2))
+        choice, other = (ask(model, Run(Tier.L2, 4, SIZE), Run(Tier.RAM, 100, SIZE), waiting=n) for n in range(2))
         assert choice.is_risky and not other.is_risky
         assert other.chunks == 104  # without loads it would have waited for the other's computing
         model.settle(choice, choice.load_s, choice.chunks)

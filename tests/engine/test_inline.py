@@ -84,6 +84,21 @@ def test_slots_are_given_back(tiny_model: Path) -> None:
         engine.check()
 
 
+def test_an_aborted_request_keeps_its_slots_until_the_copy_is_reported(tiny_model: Path) -> None:
+    """Chunks that a step is copying stay pinned, however their request ends before the step's output is there."""
+    with core(tiny_model) as engine:
+        text = kept(engine, 1)
+        engine.start("a", text, 4)
+        scheduled = engine.scheduler.schedule()
+        assert scheduled.has_sync_kv_loads
+        engine.core.abort_requests(["a"])
+        assert engine.cache.ram.is_pinned
+        engine.scheduler.update_from_output(scheduled, engine.runner.execute_model(scheduled))
+        engine.settle()
+        assert not engine.cache.ram.is_pinned
+        engine.check()
+
+
 def beside_another(engine: Core, mean_s: float) -> dict[str, int]:
     """What ends with the step in which a request comes whose chunks lie on disk, while another one decodes.
 

@@ -1,12 +1,13 @@
 """Load or compute? For one request, before it computes anything: how much of its prefix to load from lower tiers.
 
-    first token, with k chunks loaded = max(loads of the tiers) + copies to the engine + computing the rest
+    first token = max(loads of the tiers, the step that runs, the prompts before it) + computing the rest
+    total = first token + what other requests wait longer, for the engine and for the tiers
 
-The best k is taken if it saves enough. What was predicted may be wrong, so a request also gets a patience, which grows
-with every chunk that lands by what that chunk saves. At whatever moment it runs out, the request can compute what has
-not landed, and its first token still comes within
+The k with the least total is taken if it saves enough (docs/design/cost.md). What was predicted may be wrong, so a
+request also gets a patience, which grows with every chunk that lands by what that chunk saves. At whatever moment it
+runs out, the request can compute what has not landed, and its first token still comes within
 
-    1.05 x (what it takes without these loads) + 50 ms, and 2 x
+    1.05 x (what it takes without lower tiers, with the same arrivals) + 50 ms, and 2 x
 
 as far as the engine's speed is known. A load that is well worth its time, but brings its first chunk later than that,
 needs trust: one in a hundred requests may break the first bound, and each request earns half of that.
@@ -80,13 +81,12 @@ class _Forecast:
     """What happens if a request takes the first k chunks, for all k from 0.
 
     waits:   until they are up, by tier. late_s: until all are, if the tiers are as slow as they sometimes are.
-    rest_s:  to compute the rest. own_s: to this request's first token. total_s: and what all others wait more.
+    rest_s:  to compute the rest. total_s: to this request's first token, and what all others wait more.
     """
 
     waits: Mapping[Tier, Seconds]
     late_s: Seconds
     rest_s: Seconds
-    own_s: Seconds
     total_s: Seconds
 
 
@@ -225,16 +225,14 @@ class CostModel:
         waits = self._waits(chain)
         if ram == chunks or not self._prefill.is_known:
             self._loaded += chunks > ram
-            self._queue_s(
-                text,
-                self.prefill_s(min(text.gpu_tokens + ram * text.chunk_tokens, text.total_tokens), text.total_tokens),
-            )
+            have = min(text.gpu_tokens + ram * text.chunk_tokens, text.total_tokens)
+            self._queue_s(text, self.prefill_s(have, text.total_tokens))
             return _whole(chunks, ram, waits, text.chunk_tokens / _UNKNOWN_TOKENS_PER_S)
         first = text.gpu_tokens // text.chunk_tokens
-        have = np.minimum(np.arange(first, first + chunks + 1) * text.chunk_tokens, max(text.total_tokens - 1, 0))
-        have[0] = text.gpu_tokens
-        rest_s = self._prefill.seconds(have, text.total_tokens) + self._copying(chain)
-        factor = self._prefill.factor(int(have[ram]), text.total_tokens)
+        haves = np.minimum(np.arange(first, first + chunks + 1) * text.chunk_tokens, max(text.total_tokens - 1, 0))
+        haves[0] = text.gpu_tokens
+        rest_s = self._prefill.seconds(haves, text.total_tokens) + self._copying(chain)
+        factor = self._prefill.factor(int(haves[ram]), text.total_tokens)
         return self._choose(chain, ram, text, self._forecast(waits, rest_s, text), 1 / factor)
 
     def report(self) -> CostReport:
@@ -298,7 +296,7 @@ class CostModel:
             total_s = total_s + speed.coming(tier_queue_s + work_s / 2) * work_s
             queue_s = max(queue_s, tier_queue_s)
         total_s = total_s + text.waiting * np.maximum(rest_s - queue_s / 2, 0.0)
-        return _Forecast(waits, late_s, rest_s, own_s, total_s)
+        return _Forecast(waits, late_s, rest_s, total_s)
 
     def _choose(self, chain: Sequence[Run], ram: int, text: Text, forecast: _Forecast, known: float) -> Choice:
         """The best choice, between the `ram` chunks that are up and all.

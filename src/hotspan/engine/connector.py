@@ -201,8 +201,6 @@ class HotspanConnector(OffloadingConnector):
 
     def _retire(self, request: Request) -> None:
         cap_last_store(self._scheduler, request)
-        if self._inline is not None:
-            self._inline.end(request)
         self.manager.retire(request)
 
     @netted(lambda: None)

@@ -57,7 +57,6 @@ class InlineLoads:
         self._scheduler = scheduler
         self._manager = manager
         self._loads: dict[int, _Load] = {}
-        self._done: dict[int, int] = {}  # of requests that ended, with the workers still to report them
         self._asked: str | None = None  # the request that was answered last, if it may load inline
         self._step: dict[int, str] = {}  # jobs of the step that is being scheduled, and their requests
 
@@ -101,10 +100,6 @@ class InlineLoads:
 
     def note(self, meta: OffloadingWorkerMetadata) -> None:
         """Workers have reported jobs. Mutates: takes those of here out of the report."""
-        for job_id in self._done.keys() & meta.completed_jobs.keys():
-            self._done[job_id] -= meta.completed_jobs.pop(job_id)
-            if self._done[job_id] <= 0:
-                del self._done[job_id]
         for job_id in self._loads.keys() & meta.completed_jobs.keys():
             load = self._loads[job_id]
             load.pending -= meta.completed_jobs.pop(job_id)
@@ -112,16 +107,8 @@ class InlineLoads:
                 del self._loads[job_id]
                 self._manager.complete_load(load.keys, load.context)
 
-    def end(self, request: Request) -> None:
-        """A request ended. If it has a token, the step that waited for its load is over, though not yet reported."""
-        for job_id, load in list(self._loads.items()):
-            if load.context.req_id == request.request_id and request.num_output_tokens:
-                self._done[job_id] = self._loads.pop(job_id).pending
-                self._manager.complete_load(load.keys, load.context)
-
     def reset(self) -> dict[int, int]:
         """The engine forgets its copies in flight: those of here, with the workers that have not reported them."""
-        stale = {job_id: load.pending for job_id, load in self._loads.items()} | self._done
+        stale = {job_id: load.pending for job_id, load in self._loads.items()}
         self._loads.clear()
-        self._done.clear()
         return stale

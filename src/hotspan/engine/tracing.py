@@ -63,7 +63,7 @@ class RequestTracing:
 
 @dataclass(slots=True)
 class _Times:
-    """What is noted of one request. Times in seconds (monotonic)."""
+    """What is noted of one request. Times in seconds (monotonic). is_loading: its chunks are being copied."""
 
     parent: Context
     admitted_s: float
@@ -72,6 +72,7 @@ class _Times:
     begun_s: float | None = None
     cache_span: Span | None = None
     computes_from_s: float = 0.0
+    is_loading: bool = False
 
 
 class CacheTracing:
@@ -104,6 +105,7 @@ class CacheTracing:
         if times is None:
             return
         times.begun_s = times.computes_from_s = self._clock.monotonic()
+        times.is_loading = record.loaded_tokens > 0
         engine_tokens = record.kept_tokens - record.loaded_tokens
         promoted = Counter(f"hotspan.promoted_chunks.{tier.value}" for tier in record.promoted.values())
         times.cache_span = self._span(
@@ -127,17 +129,22 @@ class CacheTracing:
         if times is None:
             return
         times.computes_from_s = now_s = self._clock.monotonic()
+        times.is_loading = False
         parent = times.parent if times.cache_span is None else trace.set_span_in_context(times.cache_span)
         fields = {"hotspan.bytes": size, "hotspan.tokens": record.loaded_tokens}
         self._span("hotspan.load", parent, now_s - load_s, now_s, fields)
+        if record.request.is_finished():
+            self._prefilled([record])
 
     def step(self) -> None:
-        """A step is about to be scheduled: requests that have a token have computed their prompts."""
-        self._prefilled(record for record, times in self._open.values() if record.request.num_output_tokens)
+        """A step is about to be scheduled: requests that have a token, or ended, have computed their prompts."""
+        requests = ((record, record.request) for record, _ in self._open.values())
+        self._prefilled(record for record, each in requests if each.num_output_tokens or each.is_finished())
 
     def retire(self, record: RequestRecord) -> None:
-        """A request ended."""
-        if record.request.request_id in self._open:
+        """A request ended. One that ends with the step that it loaded in is told of its load afterwards."""
+        _, times = self._open.get(record.request.request_id, (None, None))
+        if times is not None and not times.is_loading:
             self._prefilled([record])
 
     def _prefilled(self, records: Iterable[RequestRecord]) -> None:
