@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from hotspan.cache.engine_queue import EngineQueue
 from hotspan.cache.entry import Reader
-from hotspan.cache.load import EngineLoad
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Scope, Terms
@@ -266,7 +266,7 @@ class World:
         is_sync: bool = True,
     ) -> None:
         self.engine, self.cache, self.tier, self.clock = engine, cache, tier, clock
-        self.load = EngineLoad(cache.cost, engine.step_tokens, clock) if cache.cost is not None else None
+        self.queue = EngineQueue(cache.cost, engine.step_tokens, clock) if cache.cost is not None else None
         self._rng = rng
         self._is_sync = is_sync
         self._waiting: deque[Request] = deque()
@@ -281,8 +281,8 @@ class World:
             due, next_s = arrive(self.clock.monotonic())
             for request in due:
                 self._waiting.append(request)
-                if self.load is not None:
-                    self.load.arrive(request.name, request.arrival_s)
+                if self.queue is not None:
+                    self.queue.arrive(request.name, request.arrival_s)
             if not (self._waiting or self._running or self._loading) and next_s == NEVER:
                 return
             self._step(next_s, ended)
@@ -310,10 +310,10 @@ class World:
             return
         seconds = self.engine.step([(start, count) for _, start, count in parts], decodes)
         seconds *= self._rng.lognormvariate(0, self.engine.noise)
-        if self.load is not None:
+        if self.queue is not None:
             tokens = sum(count for _, _, count in parts)
             context = sum(attended(start, count) for _, start, count in parts)
-            self.load.begin(tokens, context, tokens + decodes)
+            self.queue.begin(tokens, context, tokens + decodes)
         self.steps += 1
         self.busy_s += seconds + copied
         self.clock.advance(seconds + copied)
@@ -322,8 +322,8 @@ class World:
                 self.cache.end_store(request.storing)
                 request.storing = []
         self.cache.step()
-        if self.load is not None:
-            self.load.end()
+        if self.queue is not None:
+            self.queue.end()
         self._end(parts, ended)
 
     def _end(self, parts: list[tuple[Request, int, int]], ended: Callable[[Request], None]) -> None:
@@ -339,16 +339,16 @@ class World:
                 request.ended_s = now_s
                 request.state = "ended"
                 self._running.remove(request)
-                if self.load is not None:
-                    self.load.forget(request.name)
+                if self.queue is not None:
+                    self.queue.forget(request.name)
                 ended(request)
 
     def _prefill(self, request: Request, parts: list[tuple[Request, int, int]], budget: int) -> int:
         count = min(request.tokens - request.done, budget)
         if count > 0:
             parts.append((request, request.done, count))
-            if self.load is not None:
-                self.load.note(request.name, request.done + count)
+            if self.queue is not None:
+                self.queue.note(request.name, request.done + count)
             first, stop = -(-request.done // CHUNK), (request.done + count) // CHUNK
             placed = self.cache.begin_store(request.chunks[first:stop], request.reader)
             request.storing += [placement.chunk for placement in placed]
@@ -389,9 +389,9 @@ class World:
         """The chunks in RAM from its front; None while it waits."""
         cache, reader = self.cache, request.reader
         cache.step()
-        if reader.plan is None and self.load is not None:
+        if reader.plan is None and self.queue is not None:
             if not cache.choose(
-                [request.chunks], reader, self.load.text(request.name, request.tokens, CHUNK, waiting=cache.waiting)
+                [request.chunks], reader, self.queue.text(request.name, request.tokens, CHUNK, waiting=cache.waiting)
             ):
                 return None
         elif cache.is_waiting(reader):
@@ -408,23 +408,23 @@ class World:
 
     def _await(self, reader: Reader) -> bool:
         """Whether all that a request waits for comes in the time for which it may hold up the step."""
-        if self.load is None or self.tier is None or reader.plan is None or not self._is_sync:
+        if self.queue is None or self.tier is None or reader.plan is None or not self._is_sync:
             return False
-        left_s = self.load.stall_left_s
+        left_s = self.queue.stall_left_s
         if reader.plan.choice.load_s > left_s:
             return False
         began_s = self.clock.monotonic()
         while reader.waiting and self.tier.next_s <= began_s + left_s:
             self.clock.advance(max(self.tier.next_s - self.clock.monotonic(), 0.0))
             self.cache.step()
-        self.load.stall(self.clock.monotonic() - began_s)
+        self.queue.stall(self.clock.monotonic() - began_s)
         return not reader.waiting
 
     def _begin(self, request: Request, found: list[Chunk]) -> float:
         """What it has in RAM is copied, within the step or beside it; returns the step's seconds for it."""
         request.done = request.hit_tokens = min(len(found) * CHUNK, request.tokens - 1)
-        if self.load is not None:
-            self.load.admit(request.name, request.tokens, request.done)
+        if self.queue is not None:
+            self.queue.admit(request.name, request.tokens, request.done)
         if not found:
             self.cache.release(request.reader)
             return 0.0
@@ -434,11 +434,11 @@ class World:
         seconds = size / self.engine.copy_bytes_per_s
         if self.cache.cost is not None:
             self.cache.cost.observe_copy(size, seconds)
-        is_sync = self._is_sync and (self.load is None or self.load.may_stall(seconds))
+        is_sync = self._is_sync and (self.queue is None or self.queue.may_stall(seconds))
         if is_sync:
             self._loaded(request)
-            if self.load is not None:
-                self.load.stall(seconds)
+            if self.queue is not None:
+                self.queue.stall(seconds)
             return seconds
         request.state = "loading"
         self._loading.append((self.clock.monotonic() + seconds, request))

@@ -141,3 +141,29 @@ def test_what_stands_on_a_chunk_that_is_held_back_waits_for_it(tmp_path: Path) -
     assert all(held.tier.lookup(chunk.key) for chunk in held.chunks)
     assert held.cache.take_stats().stores_refused == {}
     held.close()
+
+
+def test_a_tier_is_given_as_much_as_it_writes() -> None:
+    """A fast tier is given more at a time, at most a quarter of RAM; one that takes seconds, eight chunks."""
+    with Rig(ram=400, disk=400, store_depth=400) as rig:
+        rig.store(chain("text", 300))
+        assert len(rig.stores) == 64
+        rig.land()
+        assert len(rig.stores) == 100
+        rig.clock.advance(2.0)
+        rig.land()
+        assert len(rig.stores) == 8
+        while rig.stores:
+            rig.land()
+
+
+def test_chunks_stay_for_a_tier_only_while_it_keeps_up() -> None:
+    """RAM evicts in the order of use while more chunks wait for a tier than it is given at a time."""
+    with Rig(ram=40, disk=400, store_depth=400) as rig:
+        texts = [chain(f"text {number}", 1) for number in range(45)]
+        for text in texts:
+            rig.store(text)
+        assert not any(rig.in_ram(text[0].key) for text in texts[10:15])  # behind those that are being written
+        assert all(rig.in_ram(text[0].key) for text in texts[15:])
+        while rig.stores:
+            rig.land()

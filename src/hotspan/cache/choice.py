@@ -26,7 +26,7 @@ class Text:
     busy_s:     until the engine could begin with this request, were nothing to be loaded.
     others:     requests that run, or wait to be computed: computing this one delays each of them.
     waiting:    requests that wait for tiers: it delays those whose chunks land meanwhile.
-    per_s:      requests that come per second. load: share of time for which the engine is busy.
+    per_s:      requests that come per second. utilization: share of time for which the engine is busy.
     waited_s:   since the request came.
     """
 
@@ -38,7 +38,7 @@ class Text:
     others: int = 0
     waiting: int = 0
     per_s: float = 0.0
-    load: float = 0.0
+    utilization: float = 0.0
     waited_s: float = 0.0
 
     @property

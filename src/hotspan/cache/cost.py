@@ -286,7 +286,7 @@ class CostModel:
         wait_s = np.maximum(np.maximum.reduce(list(waits.values())), text.step_s) * is_waiting
         late_s = np.maximum(late_s, text.step_s) * is_waiting
         own_s = np.maximum(wait_s, text.busy_s) + rest_s
-        coming = text.per_s * (text.busy_s + rest_s / 2) / max(1 - text.load, LEAST_FREE)
+        coming = text.per_s * (text.busy_s + rest_s / 2) / max(1 - text.utilization, LEAST_FREE)
         total_s = own_s + (text.others + coming) * rest_s
         queue_s = 0.0
         for tier, load_s in waits.items():

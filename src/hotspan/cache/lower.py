@@ -21,9 +21,6 @@ _FIRST_DEPTH, _LEAST_DEPTH, _LONG_S = 64, 8, 1.0
 """Chunks that a tier is given to write at a time: twice as many when it had none left before the scheduler looked, half
 as many when one took longer than this. They can't be evicted meanwhile, and requests want their slots."""
 
-_SOON = 1
-"""A tier keeps up if at most so many times what it is given at a time waits for it."""
-
 
 class LowerTiers:
     """Tiers, fastest first, and what is on its way to them. The cache's one thread calls it.
@@ -254,7 +251,7 @@ class StoreQueue:
 
     def spares(self, key: ChunkKey) -> bool:
         """Whether the tier, which does not have a chunk, will get it soon: it keeps up with what it is given."""
-        return self.waits(key) and len(self._offered) <= _SOON * self._depth
+        return self.waits(key) and len(self._offered) <= self._depth
 
     def left(self, key: ChunkKey) -> None:
         """A chunk went from RAM for room."""

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from hotspan.cache.load import EngineLoad
+from hotspan.cache.engine_queue import EngineQueue
 
 
-class StepWatch(EngineLoad):
+class StepWatch(EngineQueue):
     """Sees each step when it is scheduled and when its output is there, which come in the same order."""
 
     def schedule(self, scheduled: SchedulerOutput) -> None:

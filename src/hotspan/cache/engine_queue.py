@@ -1,4 +1,4 @@
-"""What the engine has to do: for a request that could be computed now, what that means for it and for all others."""
+"""The requests that wait for the engine or run in it, and its steps: whom computing one more prompt would delay."""
 
 import math
 from collections import deque
@@ -34,7 +34,7 @@ class Step(NamedTuple):
     context: int
 
 
-class EngineLoad:
+class EngineQueue:
     """The requests of one engine and its steps, as far as the cost model needs them. The scheduler's thread calls it.
 
     step_tokens: the most tokens that one step computes.
@@ -50,7 +50,7 @@ class EngineLoad:
         self._left: dict[str, int] = {}  # of the prompts that are not computed yet
         self._left_tokens = 0
         self._arrivals = Arrivals()
-        self._load = 0.0
+        self._utilization = 0.0
         self._ended_s = 0.0
         self._last_s = 0.0
         self._mean_s = 0.0  # of the last steps, of all kinds
@@ -112,7 +112,7 @@ class EngineLoad:
         """The engine was busy for a part of the time that passed."""
         if self._arrivals.per_s and 0 < busy_s <= passed_s < _LONG_S:
             share = 1 - math.exp(-passed_s * self._arrivals.per_s / _MEMORY)
-            self._load += (busy_s / passed_s - self._load) * share
+            self._utilization += (busy_s / passed_s - self._utilization) * share
 
     # -- what follows ------------------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class EngineLoad:
             others=max(others, 0),
             waiting=waiting,
             per_s=self._arrivals.per_s,
-            load=self._load,
+            utilization=self._utilization,
             waited_s=waited_s,
         )
 
