@@ -46,8 +46,8 @@ class Held:
         self.cache.end_store(self.chunks)
 
     def land(self) -> None:
-        """All I/O that can end does, and is noted."""
-        for _ in range(4):
+        """All I/O that can end does, and is noted; the tier is given a few chunks at a time."""
+        for _ in range(CHUNKS):
             self.queues.run()
             self.cache.step()
 

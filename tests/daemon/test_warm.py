@@ -1,6 +1,7 @@
 """`hotspan daemon --disk`: a real daemon with a real disk that is killed, restarted, filled, broken and stopped."""
 
 import errno
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -330,7 +331,7 @@ def test_a_file_that_can_not_be_read_is_said(disk: Path, name: str) -> None:
 
 
 def test_a_log_whose_disk_fails_is_said(disk: Path) -> None:
-    """A read of the log that fails at the start is an error that names the directory, and no memory stays."""
+    """A log that can't be looked at when the daemon starts is an error that names the directory; no memory stays."""
 
     class Failing(Files):
         log_fd = -1
@@ -340,10 +341,10 @@ def test_a_log_whose_disk_fails_is_said(disk: Path) -> None:
             self.log_fd = fd if path.name == "log" else self.log_fd
             return fd
 
-        def pread(self, fd: int, size: int, at: int) -> bytes:
+        def stat(self, fd: int) -> os.stat_result:
             if fd == self.log_fd:
                 raise OSError(errno.EIO, "the disk fails")
-            return super().pread(fd, size, at)
+            return super().stat(fd)
 
     daemon = DaemonProcess()
     disk.mkdir(mode=0o700)

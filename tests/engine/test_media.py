@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from contextvars import ContextVar
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -130,9 +131,12 @@ def test_processors_elsewhere_are_left_alone() -> None:
 @pytest.mark.parametrize(("params", "is_cached"), [({"hotspan": Directives().to_json()}, True), ({}, False)])
 def test_media_of_another_server_are_not_cached(params: dict[str, Any], is_cached: bool) -> None:
     """Where no server of hotspan's has named a part, its identity may be what a client said."""
-    admission = Admission(CacheOptions(ram_gib=0.1).settings(), bytes(32), [], 256)
+    settings = replace(CacheOptions(ram_gib=0.1).settings(), is_served=True)
+    admission = Admission(settings, bytes(32), [], 256)
     for features in ([], [object()]):
-        asked: Any = SimpleNamespace(kv_transfer_params=params, mm_features=features, lora_request=None)
+        asked: Any = SimpleNamespace(
+            request_id="asked", kv_transfer_params=params, mm_features=features, lora_request=None
+        )
         state = admission.admit(asked)
         assert (state.keyer is not None and state.may_store) == (is_cached or not features)
 

@@ -272,7 +272,7 @@ def test_directives_on_every_route(house: House, path: str, stream: bool) -> Non
         ({"hotspan": {"tenant": "globex"}}, "kv_transfer_params has no 'hotspan'"),
         ({"do_remote_prefill": True}, "it takes ttl, tags"),
         ({"ttl": "soon"}, "such as 15m"),
-        ({"tags": ["\ud800"]}, "lone surrogates"),
+        ({"tags": ["\ud800"]}, "half a surrogate pair"),
     ):
         status, said = house.call("POST", path, KEYS["acme"], body | {"kv_transfer_params": params})
         assert status == 400 and expected in said["error"]["message"], said

@@ -310,6 +310,7 @@ class StoreQueue:
         ended_s = transfer.ended_s or self._clock.monotonic()
         if ended_s - self._begun_s.pop(transfer.key) > _LONG_S:
             self._depth = max(self._depth // 2, _LEAST_DEPTH)
+            self._is_full = False  # it did not rest: it was slow
         entry.pins -= 1
         entry.moving -= 1
         self.failed += transfer.fault is not None

@@ -101,12 +101,12 @@ class Directives:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Directives":
-        """The directives that `to_json` gave."""
-        fields = {name: data[name] for name in CLIENT_DIRECTIVES if data.get(name) is not None}
-        held = data.get("held_since")
-        return replace(
-            parse_directives(fields), tenant=str(data["tenant"]), held_since_s=None if held is None else float(held)
-        )
+        """The directives that `to_json` gave. Raises: an error of MALFORMED for anything else."""
+        fields = {name: value for name, value in data.items() if value is not None}
+        tenant, held = fields.pop("tenant"), fields.pop("held_since", None)
+        if not isinstance(tenant, str):
+            raise TypeError(f"tenant is {tenant!r}, no text")
+        return replace(parse_directives(fields), tenant=tenant, held_since_s=None if held is None else float(held))
 
 
 def parse_directives(params: Mapping[str, Any]) -> Directives:

@@ -251,14 +251,14 @@ async def test_a_body_that_turns_out_too_large() -> None:
 
 @in_simulated_time
 async def test_all_bodies_together() -> None:
-    """Bodies that are held have a limit together, which ends with the requests."""
+    """A client's bodies that are held have a limit together, which ends with its requests."""
     engine = FakeEngine(ENDLESS, delay_s=0.01)
     app = front(engine, held_bytes=1000)
     async with client(app) as http:
         held = asyncio.create_task(http.post("/invocations", json={"inputs": "a" * 700}))
         await until(lambda: engine.running == 1)
         refused = await http.post("/invocations", json={"inputs": "a" * 700})
-        assert refused.status_code == 503 and "try again" in refused.json()["error"]["message"]
+        assert refused.status_code == 429 and "try again" in refused.json()["error"]["message"]
         held.cancel()
         await until(lambda: engine.running == 0)
         engine.steps = engine.steps[-1:]

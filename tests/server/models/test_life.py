@@ -110,9 +110,10 @@ async def test_a_partial_store_serves_what_loads() -> None:
 async def test_a_model_that_never_loads_is_given_up() -> None:
     """After the startup timeout its process is gone, and the error says what to raise."""
     async with store("alpha", is_waited_for=False, startup_timeout_s=1.0, FAKE_SLOW_S="600") as running:
+        await until(lambda: running["alpha"]._process)
+        process = running["alpha"]._process
         with pytest.raises(EngineError, match="--startup-timeout-s"):
             await asyncio.wait_for(asyncio.shield(running.keepers[0]), 60)
-        process = running["alpha"]._process
         assert process is not None and process.returncode is not None
 
 
