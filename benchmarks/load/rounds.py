@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple, Protocol
@@ -38,6 +38,12 @@ class Locks:
             await send(turn.prompt, due_time)
 
 
+async def _at_once(clients: int, client: Callable[[], Coroutine[None, None, None]]) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(clients):
+            tasks.create_task(client())
+
+
 @dataclass(frozen=True, slots=True)
 class Clients:
     """So many clients; each takes the next turn when its own was answered."""
@@ -53,9 +59,7 @@ class Clients:
             while left:
                 await locks.send(left.popleft(), send)
 
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(self.clients):
-                tasks.create_task(client())
+        await _at_once(self.clients, client)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +81,7 @@ class Thinking:
                     await asyncio.sleep(turn.think_s)
                     await send(turn.prompt, None)
 
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(self.clients):
-                tasks.create_task(client())
+        await _at_once(self.clients, client)
 
 
 @dataclass(frozen=True, slots=True)

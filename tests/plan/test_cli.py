@@ -62,7 +62,7 @@ def test_the_table_says_what_would_be_chosen(model: Path, tmp_path: Path) -> Non
     assert done.exit_code == 0, done.output
     for word in (
         "57,344 bytes per token",
-        "14.0 MiB per chunk",
+        "7.0 MiB per chunk",
         "28 layers of full attention",
         "memory available",
         "reserve",

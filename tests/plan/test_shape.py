@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotspan.core.errors import ConfigError
+from hotspan.core.types import PAGE_BYTES, round_up
 from hotspan.plan.shape import LayerKind, ModelShape
 
 from . import models
@@ -138,11 +139,16 @@ def test_a_window_bounds_what_comes_back_and_not_what_is_kept() -> None:
 
 
 def test_a_state_is_kept_with_every_chunk_and_loaded_once() -> None:
-    """Fixed state takes the same of each chunk, and comes back once however long the text is."""
+    """Fixed state takes the same of each chunk, and comes back once however long the text is.
+
+    A chunk has as many tokens as the engine's block, in which keys and values are as large as a layer's state.
+    """
     shape = ModelShape.from_config(models.QWEN3_NEXT)
     state = shape.state_bytes
     assert state is not None and state > 0
-    assert shape.chunk_bytes() == 256 * shape.kv_bytes_per_token + state
+    assert shape.chunk_tokens == 544
+    assert shape.chunk_bytes == round_up(544 * shape.kv_bytes_per_token + state, PAGE_BYTES)
+    assert shape.text_bytes(1200) == 2 * shape.chunk_bytes
     assert shape.load_bytes(2560) - shape.load_bytes(256) == 2304 * shape.kv_bytes_per_token
 
 
@@ -213,6 +219,6 @@ def test_any_config_gives_a_shape_or_a_clear_error(base: Config, data: st.DataOb
         shape = ModelShape.from_config(config)
     except ConfigError:
         return
-    assert shape.kv_bytes_per_token >= 0 and shape.chunk_bytes() > 0
+    assert shape.kv_bytes_per_token >= 0 and shape.chunk_bytes > 0
     assert shape.tier_bytes_per_token >= shape.kv_bytes_per_token
     assert 0 <= shape.load_bytes(1000) <= 1000 * shape.kv_bytes_per_token + (shape.state_bytes or 0)

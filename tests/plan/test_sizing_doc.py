@@ -29,7 +29,7 @@ def test_the_example_is_what_the_code_chooses() -> None:
     """Every figure of the worked example comes out of the plan of that machine."""
     plan = choose_tiers(machine(64, disks=(drive(500, 6.0),)), SHAPE)
     assert f"= {SHAPE.kv_bytes_per_token:,} bytes" in row("a token")
-    assert f"{SHAPE.chunk_bytes() / MIB:.1f} MiB" in row("a token")
+    assert f"{SHAPE.chunk_bytes / MIB:.1f} MiB" in row("a token")
     reserve = next(reason for reason in plan.reasons if reason.what == "reserve")
     assert row("memory kept free") == f"{reserve.value}, a fifth (the processes need 5.0 GiB)"
     assert "5.0 GiB" in reserve.why

@@ -202,7 +202,7 @@ def test_a_tier_has_no_more_chunks_than_can_be_kept_track_of() -> None:
     tiny = ModelShape.from_config(models.QWEN_7B | {"num_hidden_layers": 1, "hidden_size": 448})
     plan = choose_tiers(machine(100, disks=(drive(7000),)), tiny)
     assert plan.disk is not None
-    assert 0.99 * MAX_CHUNKS < plan.disk.bytes / tiny.chunk_bytes() <= MAX_CHUNKS
+    assert 0.99 * MAX_CHUNKS < plan.disk.bytes / tiny.chunk_bytes <= MAX_CHUNKS
 
 
 @pytest.mark.parametrize("who", list(Answerer))
@@ -260,7 +260,7 @@ def test_all_workers_together_take_no_more_than_there_is(
         assert count * (plan.ram_bytes + engine) <= (1 - RESERVE) * host.memory.bytes + MIB
         assert count * plan.ram_bytes <= 0.9 * host.shared_memory.free_bytes
         assert plan.ram_bytes >= MIN_BYTES
-        assert shape is None or plan.ram_bytes >= MIN_CHUNKS * shape.chunk_bytes()
+        assert shape is None or plan.ram_bytes >= MIN_CHUNKS * shape.chunk_bytes
     else:
         assert plan.disk is None and plan.l2 is None
     if plan.disk is not None:

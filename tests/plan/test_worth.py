@@ -218,10 +218,10 @@ def test_a_tier_in_which_nothing_is_found_needs_no_rate() -> None:
 
 
 def test_a_tier_pays_for_texts_above_its_latency() -> None:
-    """5 ms of latency against 0.1 ms saved per token: texts of 256 tokens pay, and with 100 ms those of 1,000."""
+    """5 ms of latency against 0.1 ms saved per token: texts of a chunk pay, and with 100 ms those of 1,000."""
     shape = ModelShape.from_config(models.QWEN_7B)
     gb_s = shape.kv_bytes_per_token * 10_000 / 1e9  # 0.1 ms per token
-    for latency_s, shortest in ((0.005, 256), (0.1, 1000)):
+    for latency_s, shortest in ((0.005, 128), (0.1, 1000)):
         advice = advise(
             *(TierPlan(GIB, None, None, None, ()), shape),
             users=1,

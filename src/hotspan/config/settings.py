@@ -9,7 +9,7 @@ from hotspan.config import kinds
 from hotspan.config.options import Spelling, check, names, option
 from hotspan.core.directives import RetentionRule
 from hotspan.core.errors import ConfigError
-from hotspan.core.types import GIB, Compress
+from hotspan.core.types import CHUNK_TOKENS, GIB, Compress
 
 ModelDigest = Literal["full", "sampled"]
 Persistence = Literal["tiers", "none"]
@@ -136,7 +136,7 @@ class CacheSettings:
     ram_bytes: int
     disk: DiskSettings | None = None
     l2: L2Settings | None = None
-    chunk_tokens: int = 256
+    chunk_tokens: int = CHUNK_TOKENS
     prompts_only: bool = False
     model_digest: ModelDigest = "full"
     persistence: Persistence = "tiers"
@@ -215,8 +215,8 @@ class CacheOptions:
         "loading them is faster then; always wherever they shrink by 5 %. Replicas read both in each mode.",
     )
     chunk_tokens: int = option(
-        256,
-        "Tokens per chunk, the unit that is stored and loaded.",
+        CHUNK_TOKENS,
+        "Tokens per chunk, the unit that is stored and loaded; what follows a text's last whole chunk is computed.",
         kind=kinds.COUNT,
         lmcache=Spelling("chunk_size"),
     )

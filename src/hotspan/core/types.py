@@ -14,6 +14,10 @@ Compress = Literal["auto", "never", "always"]
 PAGE_BYTES = 4096
 """What O_DIRECT, the frame header and a slot are aligned to."""
 
+CHUNK_TOKENS = 128
+"""Tokens of a chunk, where nothing else is said: megabytes of most models, so that a drive and a link move one at full
+speed, while half of one, which is what a text has beyond its last whole chunk on average, is quickly computed."""
+
 GIB = 1 << 30
 MIB = 1 << 20
 

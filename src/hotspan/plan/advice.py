@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hotspan.core.types import Tier
-from hotspan.plan.shape import CHUNK_TOKENS, ModelShape
+from hotspan.plan.shape import ModelShape
 from hotspan.plan.tiers import TierPlan
 
 LATENCY_S: Final = {Tier.DISK: 0.001, Tier.L2: 0.005}
@@ -100,10 +100,10 @@ def advise(
     A tier has a copy of what is in those above it, so what it adds is what it is larger. Users that come round in a
     fixed order fare worse: then what is older than the tier is large is never found.
     """
-    text_bytes = shape.text_bytes(tokens, CHUNK_TOKENS)
+    text_bytes = shape.text_bytes(tokens)
     disk_bytes = plan.disk.bytes if plan.disk is not None else 0
     sizes = {Tier.GPU: pool_bytes, Tier.RAM: plan.ram_bytes, Tier.DISK: disk_bytes, Tier.L2: l2_bytes}
-    holdings, held, chunk = [], 0.0, shape.chunk_bytes(CHUNK_TOKENS)
+    holdings, held, chunk = [], 0.0, shape.chunk_bytes
     above = 0 if pool_bytes else None
     compute_s = tokens / prefill_tokens_per_s if prefill_tokens_per_s else None
     for tier, size in sizes.items():
@@ -113,9 +113,9 @@ def advise(
         rate, latency = (gb_s or {}).get(tier), latency_s.get(tier, 0.0)
         load_s = shape.load_bytes(tokens) / rate / 1e9 if rate else None
         texts = size // text_bytes if text_bytes else 0
-        holds = size // chunk * CHUNK_TOKENS
+        holds = size // chunk * shape.chunk_tokens
         saved_s = (compute_s - load_s) / tokens if compute_s is not None and load_s is not None else 0.0
-        text_from = max(CHUNK_TOKENS, math.ceil(latency / saved_s)) if saved_s > 0 else None
+        text_from = max(shape.chunk_tokens, math.ceil(latency / saved_s)) if saved_s > 0 else None
         hit_rate = found - held if hits is None else hits.get(tier, 0.0)
         holdings.append(Holding(tier, size, holds, texts, hit_rate, load_s, above, text_from))
         held = found

@@ -17,16 +17,15 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from hotspan.core.errors import ConfigError
-from hotspan.core.types import PAGE_BYTES, round_up
+from hotspan.core.types import CHUNK_TOKENS, PAGE_BYTES, round_up
 
 Config = Mapping[str, Any]
-
-CHUNK_TOKENS: Final = 256
-"""Of a chunk, where nothing else is said."""
 
 _DTYPE_BYTES: Final = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 _KV_BYTES: Final = _DTYPE_BYTES | {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1, "fp8_ds_mla": 1}
 _DS_MLA_BYTES: Final = 656  # a token and layer: values, rope and scales in one blob (vLLM's flashmla_sparse)
+_BLOCK_TOKENS: Final = 16
+"""Of the engine's smallest block on GPUs."""
 _INDEX_BLOCK: Final = 128  # values of the indexer's key that share a 4-byte scale
 
 _TEXT_CONFIGS: Final = ("text_config", "llm_config", "language_config", "thinker_config")
@@ -156,13 +155,25 @@ class ModelShape:
         size = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
         return sum(-(-count // size) * size for count in counts) * kept[0].token_bytes
 
-    def chunk_bytes(self, chunk_tokens: int = CHUNK_TOKENS) -> int:
-        """What one chunk takes in a tier, the state at its end included."""
-        return round_up(max(1, chunk_tokens * self.tier_bytes_per_token + (self.state_bytes or 0)), PAGE_BYTES)
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens of a chunk, where nothing else is said: a whole number of the engine's blocks.
 
-    def text_bytes(self, tokens: int, chunk_tokens: int = CHUNK_TOKENS) -> int:
+        Beside layers of fixed state, a block of attention has so many tokens that it is as large as a layer's state.
+        """
+        state = max((layers.state_bytes or 0 for layers in self.layers), default=0)
+        token = max((layers.token_bytes for layers in self.layers), default=0)
+        block = round_up(-(-state // token), _BLOCK_TOKENS) if state and token else 1
+        return round_up(CHUNK_TOKENS, block)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """What one chunk takes in a tier, the state at its end included."""
+        return round_up(max(1, self.chunk_tokens * self.tier_bytes_per_token + (self.state_bytes or 0)), PAGE_BYTES)
+
+    def text_bytes(self, tokens: int) -> int:
         """What a text of so many tokens takes in a tier: sliding windows are kept for all of it."""
-        return tokens // chunk_tokens * self.chunk_bytes(chunk_tokens)
+        return tokens // self.chunk_tokens * self.chunk_bytes
 
     def load_bytes(self, tokens: int) -> int:
         """What comes back when a text of so many tokens is a hit: of a sliding window only its last tokens."""

@@ -114,7 +114,7 @@ class _Engine:
 
     @property
     def chunk_bytes(self) -> int:
-        return self.shape.chunk_bytes() if self.shape is not None else 0
+        return self.shape.chunk_bytes if self.shape is not None else 0
 
     @property
     def ranks(self) -> int:
@@ -172,9 +172,7 @@ def _model_reason(engine: _Engine) -> Reason:
         why = "it can't be computed from the model's config: tiers are sized by the machine alone"
         return Reason("KV", "unknown", why)
     of = f"{shape.describe()}; {shape.kv_dtype}; {_count(shape.tensor_parallel, 'rank')}"
-    return Reason(
-        "KV", f"{shape.kv_bytes_per_token:,} bytes per token", f"{_size(shape.chunk_bytes())} per chunk; {of}"
-    )
+    return Reason("KV", f"{shape.kv_bytes_per_token:,} bytes per token", f"{_size(shape.chunk_bytes)} per chunk; {of}")
 
 
 # -- RAM -----------------------------------------------------------------------------------------------------------

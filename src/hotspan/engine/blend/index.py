@@ -23,7 +23,7 @@ from hotspan.engine.blend.windows import Tokens
 Hashes = npt.NDArray[np.uint64]
 
 MAX_WINDOWS = 1 << 17
-"""33 million tokens in windows of 256; about 40 MB when full."""
+"""17 million tokens in windows of 128; about 40 MB when full."""
 
 MAX_OWNERS = 1024
 """Owners that are remembered; the one that was unused for longest goes first."""
