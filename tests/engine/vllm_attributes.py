@@ -164,6 +164,7 @@ ATTRIBUTES: tuple[Attributes, ...] = (
         ),
     ),
     Attributes(_ASYNC, "AsyncLLM", ("engine_core", "model_config", "vllm_config", "renderer", "errored", "is_running")),
+    Attributes(_ASYNC, "AsyncLLM", ("output_processor",)),
     Attributes(_CLIENT, "AsyncMPClient", ("core_engines",)),
     Attributes(_MODELS, "OpenAIServingModels", ("lora_requests", "lora_id_counter", "registry", "base_model_paths")),
     Attributes("vllm.renderers.base", "BaseRenderer", ("tokenizer", "_executor", "_process_multimodal_async")),

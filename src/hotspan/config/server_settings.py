@@ -65,6 +65,12 @@ class ServerSettings:
         lmi=names("option.model_loading_timeout"),
         variables=names("SAGEMAKER_STARTUP_TIMEOUT", "MODEL_LOADING_TIMEOUT"),
     )
+    step_timeout_s: float = option(
+        60.0,
+        "Maximum time without an engine step while requests are in work, in seconds; then health checks are 503. On a "
+        "CPU engine, ten times this while its processes compute.",
+        kind=kinds.SECONDS,
+    )
     no_sessions: bool = option(
         False, "Refuse sessions (NEW_SESSION).", lmi=names(Spelling("option.enable_stateful_sessions", kinds.INVERTED))
     )

@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.inputs import TextPrompt, TokensPrompt
+from vllm.platforms import current_platform
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -55,6 +56,20 @@ class Engine:
     def is_dead(self) -> bool:
         """Whether the engine has failed and will answer nothing any more."""
         return bool(self.client.errored) and not self.client.is_running
+
+    @property
+    def has_work(self) -> bool:
+        """Whether requests are in work."""
+        return bool(self.client.output_processor.has_unfinished_requests())
+
+    async def turn(self) -> None:
+        """Return when each engine core has ended the step it is in, or at once if it is idle."""
+        await ask_cores(self.client.engine_core, "is_sleeping")
+
+    @property
+    def computes_on_cpu(self) -> bool:
+        """Whether a step takes CPU time, also while it lasts long."""
+        return bool(current_platform.is_cpu())
 
     async def warm(self, chunk_tokens: int) -> int:
         """Run the compute and the load path once, so that no user pays for first calls; returns the tokens loaded.

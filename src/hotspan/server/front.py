@@ -25,7 +25,10 @@ from hotspan.server.lmi.sessions import Sessions
 from hotspan.server.policy import App, declared, matched, refuse_websocket
 from hotspan.server.sizes import TextLimit
 
-PING = "/ping"
+PING, HEALTH = "/ping", "/health"
+
+STALLED = "Stalled"
+"""The status of an engine that has work and makes no steps (liveness.py)."""
 
 OWN = (PING, INVOCATIONS, *BY_NAME)
 """Routes that the engine's app does not have, or not so."""
@@ -42,6 +45,7 @@ class Front:
     names:        the base model's, besides those that LMI has for any; all other names are adapters'.
     is_embedding: the model makes embeddings: `inputs` asks for them.
     is_alive:     whether the engine can answer.
+    illness:      why health checks are 503; None while they are not.
     text_limit:   of texts that are tokenised or rendered only; None has none.
     """
 
@@ -54,6 +58,7 @@ class Front:
         names: Iterable[str] = (),
         is_embedding: bool = False,
         is_alive: Callable[[], bool],
+        illness: Callable[[], str | None] = lambda: None,
         adapters: AdapterRegistry | None = None,
         formatters: Formatters | None = None,
         forget: Forget | None = None,
@@ -68,6 +73,7 @@ class Front:
         self._app = app
         self._compat = settings.compat
         self._is_alive = is_alive
+        self._illness = illness
         self._text_limit = text_limit
         self._dialect = Dialect(
             app,
@@ -99,6 +105,9 @@ class Front:
             if path == PING and exchange.method in ("GET", "HEAD", "POST"):
                 await self._ping(exchange)
                 return
+            if path == HEALTH and (reason := self._illness()) is not None:
+                await tell_health(exchange, STALLED, self._compat, RETRY_S, reason=reason)
+                return
             is_post = exchange.method == "POST"
             is_text = is_post and path in STATELESS
 
@@ -111,7 +120,12 @@ class Front:
 
     async def _ping(self, exchange: Exchange) -> None:
         status = "Draining" if self.admission.is_draining else "Healthy"
-        await tell_health(exchange, status if self._is_alive() else "Unhealthy", self._compat, RETRY_S)
+        if not self._is_alive():
+            await tell_health(exchange, "Unhealthy", self._compat, RETRY_S)
+        elif (reason := self._illness()) is not None:
+            await tell_health(exchange, STALLED, self._compat, RETRY_S, reason=reason)
+        else:
+            await tell_health(exchange, status, self._compat, RETRY_S)
 
 
 async def tell_health(

@@ -48,6 +48,7 @@ from hotspan.server.hardening import (
     check_files,
     hardened,
 )
+from hotspan.server.liveness import Liveness, ProcessorTime
 from hotspan.server.lmi.routes import Forget
 from hotspan.server.loading import answering_while_loading, loading_within
 from hotspan.server.options import (
@@ -133,11 +134,13 @@ async def _serve(
                 warming = await _warmed(engine, options, registry)
             if formatters is not None:
                 formatters.tokenizer = engine.tokenizer
-            front = _front(engine, options, registry, formatters)
+            computes = ProcessorTime() if engine.computes_on_cpu else None
+            liveness = Liveness(engine, options.server.step_timeout_s, computes)
+            front = _front(engine, options, registry, formatters, liveness)
             warming.attach(front, front.admission)
             stack.push_async_callback(warming.close)
             ready = partial(_ready_line, options, entrance.listeners[0], started)
-            await _answer(front, engine, arguments, options, entrance, ready)
+            await _answer(front, engine, liveness, arguments, options, entrance, ready)
     finally:
         if registry is not None:
             await registry.close()  # only now: the engine reads an adapter's copy whenever it needs it again
@@ -180,7 +183,11 @@ async def _warmed(engine: "Engine", options: ServeOptions, registry: AdapterRegi
 
 
 def _front(
-    engine: "Engine", options: ServeOptions, registry: AdapterRegistry | None, formatters: Formatters | None
+    engine: "Engine",
+    options: ServeOptions,
+    registry: AdapterRegistry | None,
+    formatters: Formatters | None,
+    liveness: Liveness,
 ) -> Front:
     return Front(
         engine.app,
@@ -189,6 +196,7 @@ def _front(
         names=engine.names,
         is_embedding=engine.is_embedding,
         is_alive=lambda: not engine.is_dead,
+        illness=lambda: liveness.reason,
         adapters=registry,
         formatters=formatters,
         forget=_forget(engine) if options.cache is not None else None,
@@ -199,6 +207,7 @@ def _front(
 async def _answer(
     front: Front,
     engine: "Engine",
+    liveness: Liveness,
     arguments: Namespace,
     options: ServeOptions,
     entrance: Entrance,
@@ -209,10 +218,12 @@ async def _answer(
     config = _uvicorn(app, arguments, options.limits)
     server = DrainingServer(config, front.admission, arguments.shutdown_timeout, ready)
     watch = asyncio.create_task(go_on("watch", lambda: _watch(server, engine)))
+    live = asyncio.create_task(go_on("liveness", liveness.watch))
     try:
         await server.serve(sockets=entrance.listeners)
     finally:
         watch.cancel()
+        live.cancel()
     if engine.is_dead:
         raise EngineError("the engine died: the log above says why. Start the server again")
     if options.cache is not None and options.cache.disk is not None:

@@ -1,7 +1,8 @@
 """A model's server without a model: it answers by its link as the real one does, and does what bodies ask for.
 
 Its life is written to the file that FAKE_BOOK names. FAKE_BROKEN names models that can't be loaded, FAKE_SLOW_S is
-how long one loads; one whose name is that of a file beside the book, with .held, loads for as long as that is there.
+how long one loads; one whose name is that of a file beside the book, with .held, loads for as long as that is there,
+and with .stalled is ill.
 """
 
 import asyncio
@@ -108,6 +109,8 @@ async def metrics(request: Request) -> Response:
 
 
 async def ping(request: Request) -> Response:
+    if Path(os.environ["FAKE_BOOK"]).with_name(f"{NAME}.stalled").exists():
+        return JSONResponse({"status": "Stalled"}, 503)
     return JSONResponse({"status": "Healthy"})
 
 

@@ -84,6 +84,7 @@ async def store(
     is_waited_for: bool = True,
     at_once: int = 8,
     startup_timeout_s: float = 120.0,
+    answer_s: float = 60.0,
     held: Sequence[str] = (),
     **variables: str,
 ) -> AsyncIterator[Store]:
@@ -100,7 +101,14 @@ async def store(
             command = ChildCommand((*CHILD, name), told, child_variables(book, **variables), reason)
             all_names = (name, *(names or {}).get(name, ()))
             served.append(
-                ServedModel(all_names, link, command, startup_timeout_s=startup_timeout_s, is_partial=is_partial)
+                ServedModel(
+                    all_names,
+                    link,
+                    command,
+                    startup_timeout_s=startup_timeout_s,
+                    answer_s=answer_s,
+                    is_partial=is_partial,
+                )
             )
         front = StoreFront(served, *split(default_model=default), has_keys=has_keys)
         tenants = known(**KEYS) if has_keys else Tenants()

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from hotspan.core.errors import EngineError
+from hotspan.http.errors import MODEL, REFUSED
 from hotspan.server.models.served import ChildCommand, ModelState, Pauses, ServedModel
 from hotspan.server.principal import Link
 from tests.server.lmi.serving import until
@@ -38,6 +40,40 @@ async def test_a_dead_model_comes_back_and_the_others_go_on() -> None:
         await running.ready()
         assert served_by([await running.ask("/predictions/alpha")]) == ["alpha"]
         assert running["alpha"].starts == 2 and running["beta"].starts == 1
+
+
+async def test_a_stalled_model_alone_is_ill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose engine makes no steps answers 503 about that model; the others, and /ping, go on until all stall."""
+    monkeypatch.setattr("hotspan.server.models.served._CHECK_S", 0.01)
+    async with store("alpha", "beta") as running:
+        stalled = running.book_file.with_name("alpha.stalled")
+        stalled.touch()
+        await until(lambda: running["alpha"].state is ModelState.STALLED)
+        ill = await running.ask("/predictions/alpha")
+        assert ill.status_code == 503 and ill.headers["retry-after"] and ill.headers[REFUSED] == MODEL
+        assert "no steps" in ill.json()["error"]["message"]
+        assert served_by([await running.ask("/predictions/beta")]) == ["beta"]
+        ping = await running.http.get("/ping")
+        assert (ping.status_code, ping.json()["models"]) == (200, {"alpha": "Stalled", "beta": "Healthy"})
+        running.book_file.with_name("beta.stalled").touch()
+        await until(lambda: running["beta"].state is ModelState.STALLED)
+        ping = await running.http.get("/ping")
+        assert (ping.status_code, ping.json()["status"]) == (503, "Stalled")
+        stalled.unlink()
+        await until(lambda: running["alpha"].state is ModelState.READY)
+        assert served_by([await running.ask("/predictions/alpha")]) == ["alpha"] and running["alpha"].starts == 1
+
+
+async def test_a_model_whose_server_does_not_answer_is_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model's whole process that is stopped is ill once its time to answer is over, and well when it goes on."""
+    monkeypatch.setattr("hotspan.server.models.served._CHECK_S", 0.01)
+    async with store("alpha", answer_s=0.2) as running:
+        process = running["alpha"]._process
+        assert process is not None
+        process.send_signal(signal.SIGSTOP)
+        await until(lambda: running["alpha"].state is ModelState.STALLED)
+        process.send_signal(signal.SIGCONT)
+        await until(lambda: running["alpha"].state is ModelState.READY)
 
 
 async def test_a_model_that_can_not_be_started_again_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

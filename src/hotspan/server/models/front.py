@@ -22,7 +22,7 @@ from hotspan.http.exchange import JSON, Exchange
 from hotspan.http.paths import PIN, STATELESS
 from hotspan.server.admission import Admission
 from hotspan.server.exchange import AppExchange
-from hotspan.server.front import LMI_HAS, PING, tell_health
+from hotspan.server.front import HEALTH, LMI_HAS, PING, STALLED, tell_health
 from hotspan.server.models.merging import merged_lists, merged_metrics, merged_models, merged_receipt
 from hotspan.server.models.relay import MODEL_NAME, ModelAnswer, ask, relay
 from hotspan.server.models.served import LOADING_RETRY_S, ModelState, ServedModel
@@ -38,7 +38,7 @@ from hotspan.server.policy import (
 )
 from hotspan.server.principal import current_principal
 
-HEALTH, MODELS = "/health", "/v1/models"
+MODELS = "/v1/models"
 CACHE, CHECK, ROTATE = "/hotspan/cache", "/hotspan/cache/check", "/hotspan/keys/rotate"
 RECEIPTS = ("/hotspan/cache/invalidate", "/hotspan/cache/clear", "/hotspan/keys/shred")
 OF_ALL = (*RECEIPTS, CACHE, CHECK, ROTATE, PIN)
@@ -184,7 +184,9 @@ def _health_of(states: Sequence[ModelState]) -> str:
     """Healthy once all were loaded, and as long as one can answer."""
     if ModelState.LOADING in states:
         return "Loading"
-    return "Healthy" if ModelState.READY in states else "Unhealthy"
+    if ModelState.READY in states:
+        return "Healthy"
+    return STALLED if ModelState.STALLED in states else "Unhealthy"
 
 
 def _in_query(exchange: Exchange) -> str | None:

@@ -131,6 +131,7 @@ def prepare(
                 assignment.link,
                 ChildCommand((*words, name), assignment.to_json().encode(), variables, Path(assignment.reason)),
                 startup_timeout_s=own[name].server.startup_timeout_s + _STARTUP_SLACK_S,
+                answer_s=own[name].server.step_timeout_s,
                 is_partial=common.server.partial,
             )
         )

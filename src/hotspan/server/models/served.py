@@ -9,11 +9,13 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import EngineError
+from hotspan.core.threads import go_on
 from hotspan.http.errors import MODEL, HttpError
 from hotspan.http.upstream import UnreachedError, Upstream, UpstreamResponse
 from hotspan.server.principal import Link
@@ -22,6 +24,9 @@ logger = logging.getLogger(__name__)
 
 LOADING_RETRY_S: Final = 5
 _POLL_S = 0.2
+_CHECK_S = 1.0
+"""Between two questions whether a model that was loaded is well."""
+
 _CONNECT_S = 5.0
 _LEAST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 60.0
@@ -34,6 +39,7 @@ class ModelState(Enum):
 
     LOADING = "Loading"
     READY = "Healthy"
+    STALLED = "Stalled"
     RESTARTING = "Restarting"
     STOPPED = "Stopped"
 
@@ -73,6 +79,8 @@ class ServedModel:
     names:    by which requests mean it; the first is its own.
     starts:   how often its process was started.
     on_start: called with the process id of each.
+
+    answer_s: how long its server may take to say whether it is well.
     """
 
     def __init__(
@@ -82,6 +90,7 @@ class ServedModel:
         command: ChildCommand,
         *,
         startup_timeout_s: float,
+        answer_s: float = 60.0,
         is_partial: bool = False,
         clock: Clock | None = None,
     ) -> None:
@@ -92,6 +101,7 @@ class ServedModel:
         self.on_start: Callable[[int], None] = lambda pid: None
         self._command = command
         self._startup_timeout_s = startup_timeout_s
+        self._answer_s = answer_s
         self._is_partial = is_partial
         self._clock = clock or SystemClock()
         self._process: asyncio.subprocess.Process | None = None
@@ -116,6 +126,8 @@ class ServedModel:
         wait_s = math.ceil(self._again_s - self._clock.monotonic())
         if self.state is ModelState.LOADING:
             message = f"the model {self.name} is loading: try again"
+        elif self.state is ModelState.STALLED:
+            message = f"the model {self.name} has requests in work and makes no steps: try again"
         else:
             message = f"the model {self.name} stopped and is being started again: try again"
         raise HttpError(503, message, retry_s=max(wait_s, LOADING_RETRY_S), about=MODEL)
@@ -163,7 +175,7 @@ class ServedModel:
             if is_loaded:
                 self.state = ModelState.READY
                 logger.info("model_ready model=%s seconds=%.0f", self.name, self._clock.monotonic() - began_s)
-                await process.wait()
+                await self._lives(process)
             if self._process is not None:
                 await self._end(self._process, 0.0)
                 status, reason = self._process.returncode, self._reason(self._process.returncode)
@@ -225,13 +237,41 @@ class ServedModel:
             )
         return False
 
+    async def _lives(self, process: asyncio.subprocess.Process) -> None:
+        """Return when it has ended; meanwhile its server is asked whether it is well."""
+        watch = asyncio.create_task(go_on("model-health", self._watch))
+        try:
+            await process.wait()
+        finally:
+            watch.cancel()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_CHECK_S)
+            await self._check_health()
+
+    async def _check_health(self) -> None:
+        """Ask it whether its engine makes steps; no answer in time is none."""
+        is_stalled = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._answer_s):
+                is_stalled = await self._status() == HTTPStatus.SERVICE_UNAVAILABLE
+        state = ModelState.STALLED if is_stalled else ModelState.READY
+        if self.state in (ModelState.READY, ModelState.STALLED) and self.state is not state:
+            self.state = state
+            logger.warning("%s model=%s", "model_stalled" if is_stalled else "model_steps_again", self.name)
+
     async def _answers(self) -> bool:
+        return await self._status() == HTTPStatus.OK
+
+    async def _status(self) -> int | None:
+        """Of its server's answer to a health check; None if it can't be reached."""
         try:
             response = await self.ask("GET", "/ping", [])
         except UnreachedError:
-            return False
+            return None
         response.close()
-        return response.status == 200
+        return response.status
 
     def _terminate(self) -> None:
         """Send SIGTERM once: a second one would cut requests off."""
