@@ -5,26 +5,29 @@ from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
+from vllm.config import ParallelConfig
 from vllm.entrypoints.launchers.cli_args import FrontendArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from hotspan.cli.main import app
 from hotspan.config.connector import transfer_config
-from hotspan.config.settings import CacheSettings
+from hotspan.config.settings import CacheOptions, CacheSettings
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError
 from hotspan.engine.arguments import (
     NOT_SERVED,
     _draft_bytes,
     add_cache,
+    check_hosts,
     draft_class,
     draft_model,
     parse_engine_arguments,
     with_draft_model,
 )
+from hotspan.engine.hosts import nodes
 
-OURS = {"host", "port"}
-"""hotspan's own flags, by the same names."""
+OURS = {"host", "port", "headless"}
+"""hotspan's own flags, by the same names, and what it does in its own way (server/headless.py)."""
 
 IN_THE_APP = """
 lora_modules chat_template chat_template_content_format trust_request_chat_template trust_request_mm_kwargs
@@ -46,7 +49,7 @@ IN_OUR_SERVER = {
 REFUSED_ELSEWHERE = {"api_key", "enable_ssl_refresh"}
 """Refused by server/hardening.py."""
 
-VALUES = {"headless": (), "grpc": (), "uds": ("/tmp/socket",)}
+VALUES = {"grpc": (), "uds": ("/tmp/socket",)}
 
 
 def test_all_options_of_the_server_are_known() -> None:
@@ -152,3 +155,64 @@ def test_the_help_of_serve_leads_to_vllms_options(monkeypatch: pytest.MonkeyPatc
     everything = shown("--help-engine", "all")
     assert "--max-model-len" in everything and "--dtype" in everything
     assert not {f"--{name.replace('_', '-')}" for name in NOT_SERVED} & set(everything.replace(",", " ").split())
+
+
+# -- several hosts -----------------------------------------------------------------------------------------------------
+
+RAM = CacheSettings(1 << 30)
+NODE = ("--tensor-parallel-size", "2", "--nnodes", "2", "--node-rank")
+
+
+@pytest.mark.parametrize(
+    ("words", "hosts"),
+    [
+        ("--tensor-parallel-size 2", 1),
+        ("--tensor-parallel-size 2 --nnodes 2", 2),
+        ("--tensor-parallel-size 4 --pipeline-parallel-size 2 --nnodes 4", 4),
+        ("--data-parallel-size 2 --nnodes 2", 1),
+        ("--data-parallel-size 4 --nnodes 2", 1),
+        ("--data-parallel-size 2 --tensor-parallel-size 4 --nnodes 4", 2),
+        ("--data-parallel-size 2 --data-parallel-size-local 2 --tensor-parallel-size 2 --nnodes 2", 2),
+    ],
+)
+def test_how_many_hosts_share_an_engine(words: str, hosts: int) -> None:
+    """As vLLM's configuration counts them, before there is one; a disk is refused where they are several."""
+    arguments = parse_engine_arguments("org/name", words.split())
+    assert check_hosts(arguments, RAM) == hosts
+    ranks = {name: getattr(arguments, name) for name in ("tensor_parallel_size", "pipeline_parallel_size", "nnodes")}
+    local = arguments.data_parallel_size_local or max(arguments.data_parallel_size // arguments.nnodes, 1)
+    replicas = {"data_parallel_size": arguments.data_parallel_size, "data_parallel_size_local": local}
+    assert nodes(ParallelConfig(**ranks, **replicas, distributed_executor_backend="mp")) == hosts
+    disk = CacheOptions(ram_gib=1.0, disk=Path("/disk"), disk_gib=1.0).settings()
+    if hosts == 1:
+        check_hosts(arguments, disk)
+    else:
+        with pytest.raises(ConfigError, match=f"--disk.*--nnodes {arguments.nnodes}.*RAM alone"):
+            check_hosts(arguments, disk)
+
+
+@pytest.mark.parametrize(
+    ("words", "is_headless", "settings", "said"),
+    [
+        ((*NODE, "1"), False, RAM, "--node-rank 1 is a host without the server.*--headless"),
+        ((*NODE, "0", "--headless"), True, RAM, "--headless runs the ranks of a further host.*--node-rank"),
+        (("--headless",), True, RAM, "--headless runs the ranks of a further host.*hotspan route"),
+        ((*NODE, "1", "--headless"), False, RAM, "--headless is for one model"),
+        ((*NODE, "0"), False, CacheSettings(0), "--ram-gib, the same on each host, or --no-cache"),
+        ((*NODE, "0", "--enable-lora"), False, RAM, "--enable-lora.*copies"),
+        ((*NODE, "0", "--enable-lora"), False, None, "--enable-lora.*copies"),
+    ],
+)
+def test_what_a_host_of_several_can_not_be(
+    words: tuple[str, ...], is_headless: bool, settings: CacheSettings | None, said: str
+) -> None:
+    """A host without ranks of its own, one without its server, sizes that would differ, adapters that are elsewhere."""
+    with pytest.raises(ConfigError, match=said):
+        check_hosts(parse_engine_arguments("org/name", words), settings, is_headless=is_headless)
+
+
+def test_the_hosts_of_an_engine() -> None:
+    """The one with the server, and a further one."""
+    assert check_hosts(parse_engine_arguments("org/name", (*NODE, "0")), RAM) == 2
+    assert check_hosts(parse_engine_arguments("org/name", (*NODE, "0")), None) == 2
+    assert check_hosts(parse_engine_arguments("org/name", (*NODE, "1", "--headless")), RAM, is_headless=True) == 2

@@ -60,6 +60,8 @@ OF_VLLM = {
     "update_connector_output": "counts jobs of the workers, not of requests",
     "has_pending_push_work": "reads counts",
     "build_prom_metrics": "at the start",
+    "get_handshake_metadata": "at the start, a worker's",
+    "set_xfer_handshake_metadata_pp_aware": "at the start",
     "start_load_kv": "a worker's: has no request's words",
     "get_finished": "a worker's",
     "get_transfer_results": "a worker's",

@@ -68,11 +68,17 @@ def serve(context: typer.Context, model: Model = None, help_engine: EngineHelp =
         if store is not None:
             _serve_store(store, command_line)
             return
-        from hotspan.server.run import run_server
-
         configuration = load_checked(context, model)
         show_warnings(configuration)
-        run_server(serve_options(configuration), OPTIONS)
+        options = serve_options(configuration)
+        if "headless" in options.engine_values:
+            from hotspan.server.headless import run_headless
+
+            run_headless(options, OPTIONS)
+            return
+        from hotspan.server.run import run_server
+
+        run_server(options, OPTIONS)
 
 
 def _serve_store(store: "ModelStore", command_line: CommandLine) -> None:

@@ -23,6 +23,10 @@ _OTHER_SCHEMA = (
     "model.py (docs/formatters.md), and leave this out"
 )
 _ONE_LOOP = "hotspan's server has one event loop: there are no threads to set"
+_HOSTS = (
+    "start the server on each host of the engine, with --nnodes, --node-rank and --master-addr, and --headless where "
+    "--node-rank is not 0; such an engine has a RAM tier alone (docs/compatibility.md)"
+)
 _NO_RESTARTS = "hotspan ends with status 2 when its engine fails: whoever runs it starts it again"
 _MEMORY = "hotspan and vLLM take memory by --gpu-memory-utilization and --ram-gib"
 
@@ -60,7 +64,7 @@ ACCEPTED = table(
     foreign(_INTEGER, "/metrics counts everything, always", "metrics_aggregation"),
     foreign(_INTEGER, "max_tokens of a request and --max-model-len limit an answer", "max_response_size"),
     foreign(_INTEGER, "max_tokens of a request and --max-model-len limit an answer", "option.max_output_size"),
-    foreign(_INTEGER, "vLLM's own options spread a replica over nodes (--nnodes)", "option.cluster_size", "1"),
+    foreign(_INTEGER, _HOSTS, "option.cluster_size", "1"),
     foreign(_INTEGER, "vLLM has no such option: adapters bring no tokens of their own", "option.lora_extra_vocab_size"),
     foreign(_BOOLEAN, "/metrics has each request's times", "log_request_metric"),
     foreign(_BOOLEAN, "vLLM loads weights a file at a time", "option.low_cpu_mem_usage", "true", has_off=False),

@@ -22,6 +22,7 @@ from hotspan.config.planned import with_named
 from hotspan.config.settings import CacheSettings
 from hotspan.core.errors import ConfigError, did_you_mean
 from hotspan.engine.entrypoints import make_arg_parser, validate_parsed_serve_args
+from hotspan.engine.hosts import over_hosts_refused
 from hotspan.plan.host import Host
 from hotspan.plan.memory import available_memory
 from hotspan.plan.shape import ModelShape
@@ -37,7 +38,6 @@ _NO_GRPC = "hotspan serves HTTP only"
 _NO_SUPERVISOR = "hotspan runs one engine behind its own server: `hotspan route` balances between several"
 _NO_H11 = "hotspan's server has limits of its own for heads of requests"
 NOT_SERVED = {
-    "headless": "hotspan runs one engine behind its own server",
     "grpc": _NO_GRPC,
     "grpc_port": _NO_GRPC,
     "api_server_count": "hotspan runs one API server an engine",
@@ -128,6 +128,53 @@ def add_cache(arguments: Namespace, settings: CacheSettings | None) -> None:
         raise ConfigError("--kv-transfer-config is hotspan's to set: leave it out, or serve with --no-cache")
     arguments.kv_transfer_config = transfer_config(dataclasses.replace(settings, is_served=True))
     arguments.prefix_caching_hash_algo = HASH
+
+
+def check_hosts(arguments: Namespace, settings: CacheSettings | None, *, is_headless: bool = False) -> int:
+    """Over how many hosts one engine of these arguments is.
+
+    is_headless: this is a further one, without the server.
+
+    Raises: ConfigError for tiers that such an engine can't have (engine/hosts.py), or that each host would size itself,
+            and for adapters, of which there are private copies on the server's host only.
+    """
+    _check_node(arguments, is_headless=is_headless)
+    ranks = arguments.tensor_parallel_size * arguments.pipeline_parallel_size * arguments.prefill_context_parallel_size
+    replicas = arguments.data_parallel_size
+    local = arguments.data_parallel_size_local or max(replicas * ranks // arguments.nnodes // ranks, 1)
+    hosts = max(1, arguments.nnodes // max(1, replicas // local))  # as vLLM's ParallelConfig.nnodes_within_dp
+    if hosts == 1:
+        return 1
+    if arguments.enable_lora:
+        raise ConfigError(
+            "--enable-lora can't be had by an engine over several hosts: adapters are loaded from copies that are on "
+            "the server's host only. Leave it out, or give each host an engine of its own, behind `hotspan route`"
+        )
+    if settings is not None:
+        over_hosts_refused(settings, f"--nnodes {arguments.nnodes}")
+        if not settings.ram_bytes:
+            raise ConfigError(
+                "the hosts of one engine need RAM tiers of one size, which nobody can choose for all of them: give "
+                "--ram-gib, the same on each host, or --no-cache"
+            )
+    return hosts
+
+
+def _check_node(arguments: Namespace, *, is_headless: bool) -> None:
+    """Raise ConfigError for a host that would have no ranks to run, or none of whose ranks the server would know."""
+    if arguments.headless and not is_headless:
+        raise ConfigError("--headless is for one model: there is no server to choose between several")
+    if is_headless and (arguments.nnodes < 2 or not arguments.node_rank):
+        raise ConfigError(
+            "--headless runs the ranks of a further host of one engine: give --nnodes and --node-rank, from 1 on, and "
+            "--master-addr, as on the host with the server (--node-rank 0). Replicas on other hosts are servers of "
+            "their own, behind `hotspan route`"
+        )
+    if arguments.node_rank and not is_headless:
+        raise ConfigError(
+            f"--node-rank {arguments.node_rank} is a host without the server, which is on that of --node-rank 0: give "
+            "--headless as well"
+        )
 
 
 def plan_engine(

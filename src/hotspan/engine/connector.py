@@ -1,5 +1,6 @@
 """HotspanConnector: vLLM's offloading connector, which hands what the engine asks and tells to hotspan's manager."""
 
+import contextlib
 import logging
 import multiprocessing
 from dataclasses import dataclass, field
@@ -9,7 +10,11 @@ from typing import TYPE_CHECKING, Any
 from vllm.config import VllmConfig
 from vllm.distributed.kv_events import KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
     KVConnectorStats,
@@ -58,9 +63,10 @@ from hotspan.engine.compat import (
 )
 from hotspan.engine.contract import ENGINE, TRIED_WITH
 from hotspan.engine.encoder.outputs import keeps_outputs
+from hotspan.engine.hosts import NODES, RankReport, check_reports, check_shape, nodes
 from hotspan.engine.inline import InlineLoads, can_load_inline
 from hotspan.engine.manager import HotspanManager
-from hotspan.engine.net import netted
+from hotspan.engine.net import LEFT_OUT, netted
 from hotspan.engine.opening import open_cache
 from hotspan.engine.plugin import log_as_vllm
 from hotspan.engine.spec import HotspanSpec, managed
@@ -120,8 +126,10 @@ class HotspanConnector(OffloadingConnector):
         self._no_blends: Report | None = None  # why it can't, until the scheduler is told
         self._inline: InlineLoads | None = None
         self._stale: dict[int, int] = {}  # jobs of before the last reset, with the workers still to report them
+        self._awaits_reports = False  # of ranks on other hosts
 
         def opened(spec: HotspanSpec) -> HotspanManager:
+            self._spec = spec
             self.manager, self.administrator = open_cache(spec, vllm_config, kv_cache_config)
             return self.manager
 
@@ -129,13 +137,14 @@ class HotspanConnector(OffloadingConnector):
             check_engine(HotspanConnector, HotspanManager, HotspanSpec, HostWorker)
             fix_hash_seed()
             skip_unchanged_keys()
+            check_shape(vllm_config.parallel_config, settings)
             _check_groups(kv_cache_config)
+            extra[NODES] = nodes(vllm_config.parallel_config)
             extra["blocks_per_chunk"] = _blocks_per_chunk(settings.chunk_tokens, kv_cache_config)
             with managed(opened):
                 super().__init__(vllm_config, role, kv_cache_config)
         except HotspanError as error:
-            if settings.error_file is not None:
-                Path(settings.error_file).write_text(str(error))
+            _explain(settings, error)
             raise
         if role == KVConnectorRole.WORKER and settings.blend is not None:
             if ENGINE == TRIED_WITH and current_platform.is_cpu():
@@ -145,6 +154,7 @@ class HotspanConnector(OffloadingConnector):
         if keeps_outputs(settings, vllm_config):
             self._keep_outputs(vllm_config)
         if role == KVConnectorRole.SCHEDULER:
+            self._awaits_reports = self._spec.is_over_hosts
             if current_platform.is_cpu() and can_load_inline(self._scheduler):
                 self._inline = InlineLoads(self._scheduler, self.manager)
             if multiprocessing.current_process().name.startswith("EngineCore"):  # a process of its own
@@ -182,9 +192,26 @@ class HotspanConnector(OffloadingConnector):
         super().bind_gpu_block_pool(gpu_block_pool)
         self.manager.bind(gpu_block_pool)
 
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[Any, KVConnectorHandshakeMetadata]) -> None:
+        # The engine core asks all workers once, when each has registered its KV cache and this connector is there.
+        parallel = self._vllm_config.parallel_config
+        # vLLM has one place for those that differ in this rank only.
+        ranks = parallel.world_size if parallel.prefill_context_parallel_size == 1 else None
+        reports = [each for each in metadata.values() if isinstance(each, RankReport)]
+        try:
+            check_reports(reports, self._spec.report(), ranks)
+        except HotspanError as error:
+            _explain(self._spec.settings, error)
+            raise
+        self._awaits_reports = False
+
     def on_new_request(self, request: Request) -> None:
         self.administrator.run_waiting()
-        self.manager.admit(request)
+        if self._awaits_reports:  # an executor that asks no worker
+            LEFT_OUT.note("error")
+            self.manager.leave_out(request)
+        else:
+            self.manager.admit(request)
         super().on_new_request(request)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
@@ -319,6 +346,13 @@ class HotspanConnector(OffloadingConnector):
 
     # -- a worker's ----------------------------------------------------------------------------------------------------
 
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        if self.connector_worker is None:
+            return None
+        spec: HotspanSpec = self.connector_worker.spec
+        spec.unlink_slab()  # asked once all have mapped it; on a host without a scheduler nobody else does
+        return spec.report()
+
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         super().start_load_kv(forward_context, **kwargs)
         meta = self._connector_metadata
@@ -367,7 +401,8 @@ class HotspanConnector(OffloadingConnector):
 
 def _settings(vllm_config: VllmConfig, extra: dict[str, Any]) -> CacheSettings:
     """The tiers. Mutates: the engine's configuration, where it was not made for hotspan. Raises: ConfigError."""
-    workers = vllm_config.parallel_config.tensor_parallel_size * vllm_config.parallel_config.pipeline_parallel_size
+    parallel = vllm_config.parallel_config
+    workers = parallel.tensor_parallel_size * parallel.pipeline_parallel_size // nodes(parallel)
     found = connector_settings(extra, environment(), workers)
     log_as_vllm()
     for note in found.notes:  # once in each process: the next connector finds the settings in `extra`
@@ -379,6 +414,13 @@ def _settings(vllm_config: VllmConfig, extra: dict[str, Any]) -> CacheSettings:
         vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
         vllm_config.cache_config.prefix_caching_hash_algo = HASH
     return found.cache
+
+
+def _explain(settings: CacheSettings, error: HotspanError) -> None:
+    """Tell the launcher why the engine does not start; it may be on another host."""
+    if settings.error_file is not None:
+        with contextlib.suppress(OSError):
+            Path(settings.error_file).write_text(str(error))
 
 
 def _load_adapter(core: Any, lora: LoRARequest) -> None:

@@ -192,7 +192,9 @@ METHODS: tuple[Method, ...] = (
     Method("vllm.v1.engine.output_processor", "OutputProcessor.has_unfinished_requests"),
     Method("vllm.v1.core.sched.scheduler", "Scheduler.finish_requests", ("request_ids", "finished_status")),
     Method("vllm.v1.core.sched.scheduler", "Scheduler.has_requests"),
-    Method("vllm.engine.arg_utils", "EngineArgs.create_engine_config", ("usage_context",)),
+    Method("vllm.engine.arg_utils", "EngineArgs.create_engine_config", ("usage_context", "headless")),
+    Method("vllm.v1.executor.multiproc_executor", "MultiprocExecutor.__init__", ("vllm_config", "monitor_workers")),
+    Method("vllm.v1.executor.multiproc_executor", "MultiprocExecutor.start_worker_monitor", ("inline",)),
     Method("vllm.engine.arg_utils", "EngineArgs.from_cli_args", ("args",)),
     Method("vllm.exceptions", "VLLMValidationError.__init__", ("message", "parameter")),
     Method("vllm.entrypoints.openai.cli_args", "make_arg_parser", ("parser",), before=(0, 29)),
@@ -230,7 +232,7 @@ OWN: dict[str, str] = {
         begin_step end_step forget_ended idle leave_out get_load_source note_copies may_stall note_stall
         await_chunks
     """,
-    "HotspanSpec": "open_slab",
+    "HotspanSpec": "open_slab find_ranks report unlink_slab",
     "HostWorker": "await_loads slot",
 }
 """Public methods of hotspan's subclasses of vLLM's classes that override nothing; every other one overrides a method,

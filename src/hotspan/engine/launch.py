@@ -100,7 +100,7 @@ class Engine:
         except TimeoutError:
             raise
         except Exception as error:  # the engine's answer is of no type
-            raise EngineError(f"the engine did not carry it out: {_first_line(error)}") from error
+            raise EngineError(f"the engine did not carry it out: {first_line(error)}") from error
 
     def salt(self, tenant: str, salt: str | None) -> str | None:
         """What the engine salts a tenant's prefixes with, given the client's own salt."""
@@ -234,9 +234,9 @@ def _start(arguments: Namespace, aftermath: Aftermath) -> AsyncLLM:
     try:
         config: Any = engine_arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
     except (ValueError, OSError, ImportError, NotImplementedError) as error:
-        raise ConfigError(f"the engine refuses this configuration: {_first_line(error)}") from error
+        raise ConfigError(f"the engine refuses this configuration: {first_line(error)}") from error
     try:
-        with _interrupts_kept_from_children(), _told(aftermath):
+        with _interrupts_kept_from_children(), told(aftermath):
             return AsyncLLM.from_vllm_config(
                 vllm_config=config,
                 usage_context=UsageContext.OPENAI_API_SERVER,
@@ -245,11 +245,11 @@ def _start(arguments: Namespace, aftermath: Aftermath) -> AsyncLLM:
                 disable_log_stats=engine_arguments.disable_log_stats,
             )
     except RuntimeError as error:
-        raise EngineError(f"the engine did not start: {_first_line(error)} (its log above has the cause)") from error
+        raise EngineError(f"the engine did not start: {first_line(error)} (its log above has the cause)") from error
 
 
 @contextlib.contextmanager
-def _told(aftermath: Aftermath) -> Iterator[None]:
+def told(aftermath: Aftermath) -> Iterator[None]:
     """Tell `aftermath` of the engine's processes while they are started, on a thread: to load a model takes minutes."""
     started = threading.Event()
 
@@ -287,8 +287,8 @@ def _interrupts_kept_from_children() -> Iterator[None]:
         taker.join()
 
 
-def _first_line(error: BaseException) -> str:
-    """pydantic's errors begin with a heading and bury the sentence in the third line."""
+def first_line(error: BaseException) -> str:
+    """What went wrong: pydantic's errors begin with a heading and have the sentence in the third line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = next((line for line in lines if line.startswith("Value error, ")), lines[0] if lines else repr(error))
     return said.removeprefix("Value error, ").split(" [type=")[0]

@@ -95,6 +95,7 @@ def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -
         cache, disk = opening.cache(cost, follower)
         chain = next((group for group in groups if group.is_chain), None)
         has_events = config.kv_events_config is not None and config.kv_events_config.enable_kv_cache_events
+        has_outputs = keeps_outputs(settings, config) and not spec.is_over_hosts
         manager = HotspanManager(
             cache,
             Admission(settings, namespace, groups, largest, keyring, clock),
@@ -103,7 +104,7 @@ def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -
             clock,
             steps=None if cost is None else StepWatch(cost, config.scheduler_config.max_num_batched_tokens, clock),
             blending=_blending(settings, cache, config, groups),
-            outputs=EncoderOutputs(cache, clock, _patience_s(settings)) if keeps_outputs(settings, config) else None,
+            outputs=EncoderOutputs(cache, clock, _patience_s(settings)) if has_outputs else None,
             events=ChunkEvents(cache, chain) if chain is not None and has_events else None,
             tracing=_tracing(cache, config, clock),
             rhythm=Rhythm(clock, cache.stats) if settings.prefetch_sessions else None,
@@ -156,6 +157,7 @@ class _Opening:
         with contextlib.ExitStack() as opened:
             opened.callback(slab.close)
             opened.callback(slab.unlink)  # every worker has mapped it by now
+            self.spec.find_ranks(slab)
             tiers = []
             for opener in (self._disk_opener(settings.disk), self._l2_opener(settings.l2, follower)):
                 if opener is not None:

@@ -1,5 +1,6 @@
 """The spec: sizes the slab, and makes the manager (scheduler's process) and the worker (worker processes) over it."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,8 +19,11 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 from hotspan.config.settings import CacheSettings
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB, PAGE_BYTES, round_up
+from hotspan.engine.hosts import NODES, RankReport, mark, over_hosts_refused, ranks_here
 from hotspan.engine.metrics import DEFINITIONS, unregister_metrics
-from hotspan.tiers.slab import SharedSlab
+from hotspan.tiers.slab import SharedSlab, sweep_dead_slabs
+
+logger = logging.getLogger(__name__)
 
 _MANAGED: ContextVar[Callable[["HotspanSpec"], OffloadingManager]] = ContextVar("hotspan_manager")
 
@@ -37,10 +41,16 @@ def managed(make: Callable[["HotspanSpec"], OffloadingManager]) -> Iterator[None
 class HotspanSpec(OffloadingSpec):
     """vLLM's offloading spec for hotspan's tiers.
 
-    A slot is one chunk of one KV cache group: the blocks' pages of every worker, one after the other.
+    A slot is one chunk of one KV cache group: the blocks' pages of every worker, one after the other. Where several
+    hosts share the ranks by configuration, the slots of each have room for its own.
 
         slot: [ rank 0: tensor 0 | tensor 1 ... ][ rank 1: ... ] ... [ zeros up to a page ]
+
+    ranks:         how many a slot has room for.
+    is_over_hosts: whether a rank is elsewhere than the scheduler, which asks (`find_ranks`).
     """
+
+    is_over_hosts = False
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, OffloadingMetricMetadata]:
@@ -51,7 +61,8 @@ class HotspanSpec(OffloadingSpec):
         super().__init__(config)
         self.settings = CacheSettings.from_json(self.extra_config["hotspan"])
         self.rank_bytes = config.worker_kv_bytes_per_block * self.blocks_per_chunk
-        self.slot_bytes = round_up(max(1, self.rank_bytes * config.parallel.world_size), PAGE_BYTES)
+        self.ranks = config.parallel.world_size // self.extra_config.get(NODES, 1)
+        self.slot_bytes = round_up(max(1, self.rank_bytes * self.ranks), PAGE_BYTES)
         self.slots = self.settings.ram_bytes // self.slot_bytes
         if self.slots < 1:
             raise ConfigError(
@@ -60,13 +71,33 @@ class HotspanSpec(OffloadingSpec):
             )
         self._manager: OffloadingManager | None = None
         self._worker: OffloadingWorker | None = None
+        self._slab: SharedSlab | None = None
 
     def open_slab(self) -> SharedSlab:
         """This process's mapping of the slab; the first process to ask makes it.
 
         Blocks: that process, for about a second a GiB.
         """
-        return SharedSlab(self.config.engine_id, self.slots, self.slot_bytes)
+        self._slab = SharedSlab(self.config.engine_id, self.slots, self.slot_bytes)
+        return self._slab
+
+    def find_ranks(self, slab: SharedSlab) -> None:
+        """Find out which ranks share the scheduler's slab. Raises: ConfigError if what is asked for needs them all."""
+        here, ranks = ranks_here(slab, self.rank_bytes, self.ranks), self.config.parallel.world_size
+        self.is_over_hosts = len(here) < ranks
+        if self.is_over_hosts:
+            over_hosts_refused(self.settings, f"{len(here)} of its {ranks} ranks are on the scheduler's")
+            logger.info("engine_over_hosts ranks=%d ranks_on_this_host=%d: served with RAM alone", ranks, len(here))
+
+    def report(self) -> RankReport:
+        """What the slab of this process looks like to its rank."""
+        rank = self.config.parallel.rank
+        return RankReport(rank, self.slots, self.slot_bytes, self.rank_bytes, self.blocks_per_chunk)
+
+    def unlink_slab(self) -> None:
+        """Drop the slab's name on this host: all who share it have mapped it."""
+        if self._slab is not None:
+            self._slab.unlink()
 
     def get_manager(self) -> OffloadingManager:
         if self._manager is None:
@@ -75,13 +106,16 @@ class HotspanSpec(OffloadingSpec):
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         if self._worker is None:
-            offset = self.config.parallel.rank * self.rank_bytes
+            offset = self.config.parallel.rank % self.ranks * self.rank_bytes
+            sweep_dead_slabs()  # on a host without a scheduler nobody else does
+            slab = self.open_slab()
             if current_platform.is_cuda_alike():
                 from hotspan.engine.cuda import cuda_worker
 
-                self._worker = cuda_worker(kv_caches, self.open_slab(), self.blocks_per_chunk, offset)
+                self._worker = cuda_worker(kv_caches, slab, self.blocks_per_chunk, offset)
             else:
                 from hotspan.engine.worker import HostWorker
 
-                self._worker = HostWorker(kv_caches, self.open_slab(), self.blocks_per_chunk, offset)
+                self._worker = HostWorker(kv_caches, slab, self.blocks_per_chunk, offset)
+            mark(slab, offset)
         return self._worker

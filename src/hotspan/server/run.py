@@ -86,13 +86,13 @@ def run_server(options: ServeOptions, own_options: tuple[str, ...] = (), link: L
     with contextlib.ExitStack() as stack:
         entrance = stack.enter_context(open_entrance(options, surroundings, link))
         aftermath = stack.enter_context(Aftermath())
-        error_file = stack.enter_context(_error_file(aftermath))
+        error_file = stack.enter_context(error_file_for(aftermath))
         stack.enter_context(copies_swept(options.server, aftermath))
         if options.cache is not None:
             if options.extent is None:
                 check_tiers(options.cache, surroundings)
             options = dataclasses.replace(options, cache=dataclasses.replace(options.cache, error_file=str(error_file)))
-        _prepare_environment(error_file.parent, stack)
+        prepare_environment(error_file.parent, stack)
         if is_remote(options.model):
             with answering_while_loading(entrance.listeners[0], tls_options(options.engine_values)):
                 options = fetched(options, surroundings)
@@ -110,14 +110,16 @@ def run_server(options: ServeOptions, own_options: tuple[str, ...] = (), link: L
 async def _serve(
     options: ServeOptions, entrance: Entrance, own_options: tuple[str, ...], error_file: Path, aftermath: Aftermath
 ) -> None:
-    from hotspan.engine.arguments import add_cache
+    from hotspan.engine.arguments import add_cache, check_hosts
     from hotspan.engine.guard import RequestGuard
     from hotspan.engine.launch import launch
 
     started = time.monotonic()
     arguments = _arguments(options, entrance, own_options)
     options = _without_useless_tiers(options, arguments, entrance)
-    if options.extent is not None and options.cache is not None:
+    if check_hosts(arguments, options.cache) > 1:
+        options = dataclasses.replace(options, extent=None)
+    elif options.extent is not None and options.cache is not None:
         options = _planned(options, arguments, options.extent)
     add_cache(arguments, options.cache)
     is_cached = options.cache is not None
@@ -338,7 +340,7 @@ def _kept(disk: DiskSettings) -> str:
 
 
 @contextlib.contextmanager
-def _error_file(aftermath: Aftermath) -> Iterator[Path]:
+def error_file_for(aftermath: Aftermath) -> Iterator[Path]:
     """The file in which an engine process leaves the reason why it did not start."""
     with tempfile.TemporaryDirectory(prefix="hotspan-") as directory:
         aftermath.remove(Path(directory))
@@ -355,7 +357,7 @@ def show_log() -> None:
         own.setLevel(logging.INFO)
 
 
-def _prepare_environment(temporary: Path, stack: contextlib.ExitStack) -> None:
+def prepare_environment(temporary: Path, stack: contextlib.ExitStack) -> None:
     """Set what vLLM reads from the environment only. No other place writes to it.
 
     temporary: where the engine's sockets go until `stack` ends, which also removes them.

@@ -2,6 +2,7 @@
 
 The slab is a file in /dev/shm with mode 0600. Whoever comes first makes it, the others wait until it has its size, and
 the last to map it (the scheduler's process) unlinks it: no way to die leaves memory behind, no name is left to open.
+Where an engine has ranks on other hosts, each host has such a file, and a rank unlinks it (engine/hosts.py).
 """
 
 import os

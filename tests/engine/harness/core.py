@@ -220,13 +220,13 @@ def core(
         "enforce_eager": True,
         "async_scheduling": False,
         "skip_tokenizer_init": True,
+        "distributed_executor_backend": runner,
     }
     arguments = EngineArgs(
         str(model),
         **(options | engine),
         kv_transfer_config=transfer_config(settings),
         prefix_caching_hash_algo="sha256_cbor",
-        distributed_executor_backend=runner,
     )
     with ExitStack() as patches:
         if clock is not None:

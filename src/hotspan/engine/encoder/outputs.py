@@ -38,7 +38,7 @@ _NEWEST = 0.3
 
 def keeps_outputs(settings: CacheSettings, config: VllmConfig) -> bool:
     """Whether an engine's encoder outputs are kept: with the release, platform and model runner that it was tried with,
-    in one worker, unless another connector for them was configured.
+    in one worker on this host, unless another connector for them was configured.
 
     vLLM's second model runner takes connectors that were there before the model was loaded only.
     """
@@ -46,7 +46,7 @@ def keeps_outputs(settings: CacheSettings, config: VllmConfig) -> bool:
         return False
     given = config.ec_transfer_config
     is_free = given is None or given.ec_connector == CONNECTOR
-    is_alone = config.parallel_config.world_size == 1
+    is_alone = config.parallel_config.world_size == 1 and not config.parallel_config.use_ray
     return config.model_config.is_multimodal_model and is_free and is_alone and not config.use_v2_model_runner
 
 
