@@ -210,6 +210,9 @@ class LinkTier:
         durable(True)
         return len(taken)
 
+    def rename(self, namespace: bytes, *, forget: bool) -> None:
+        return  # a world has one
+
     def usage(self) -> TierUsage:
         return TierUsage(len(self.parents), 1 << 20, 0, 1 << 40, {})
 

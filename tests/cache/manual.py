@@ -207,6 +207,9 @@ class ManualTier:
             durable(not self._closed)
         return len(taken)
 
+    def rename(self, namespace: bytes, *, forget: bool) -> None:
+        self._forget(set(self.held))  # this tier finds what it has in any namespace
+
     def usage(self) -> TierUsage:
         size = self._payload_bytes
         tenants: dict[int, int] = {}

@@ -16,7 +16,9 @@ REST: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
             """,
             "the device's kind is in the namespace by itself": "device_config",
             "made from the model's quantization, which is in": "quant_config",
-            "refused: weights that change while the engine runs have no digest": "weight_transfer_config",
+            "says how weights may change; when they do, a new namespace begins (engine/weights.py)": """
+                weight_transfer_config
+            """,
             "where weights and tables lie, not what they hold": "offload_config engram_config",
             "only chooses defaults of other fields": "optimization_level performance_mode",
             "after KV: what is sampled, and what is made of it": """

@@ -1,7 +1,6 @@
 """The namespace covers what changes KV: every field of vLLM's configuration, and the bytes of the model's files."""
 
 import dataclasses
-import inspect
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,11 +11,10 @@ from typing import Any
 import pytest
 import vllm.config
 from vllm.engine.arg_utils import EngineArgs
-from vllm.v1.engine.core import EngineCore
 
 from benchmarks.speculators import write_config
 from hotspan.core.errors import ConfigError
-from hotspan.engine import compat, fingerprint
+from hotspan.engine import fingerprint
 from hotspan.engine.fingerprint import AdapterDigests, FileDigests, model_digest
 from hotspan.engine.identity import _section, namespace_fields, namespace_of
 from hotspan.engine.kv_fields import KV
@@ -111,13 +109,9 @@ def test_the_length_that_longrope_chooses_by_is_in(engine: Any, monkeypatch: pyt
 
 
 def test_what_has_no_lasting_name_is_refused(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights that change while the engine runs, and options whose value is some object, are refused in a sentence."""
-    with monkeypatch.context() as patched:
-        patched.setattr(engine, "additional_config", {"x": object()})
-        with pytest.raises(ConfigError, match="no lasting name"):
-            name(engine)
-    monkeypatch.setattr(engine, "weight_transfer_config", object())
-    with pytest.raises(ConfigError, match="weight-transfer-config"):
+    """Options whose value is some object are refused in a sentence."""
+    monkeypatch.setattr(engine, "additional_config", {"x": object()})
+    with pytest.raises(ConfigError, match="no lasting name"):
         name(engine)
 
 
@@ -407,18 +401,3 @@ def test_an_adapter_without_files_is_not_cached(tmp_path: Path) -> None:
     """What can't be read has no digest, and gets one when it can."""
     digests = AdapterDigests()
     assert digests.of(1, str(tmp_path / "none")) is None
-
-
-def test_the_engine_says_what_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine core tells of an adapter before it loads it, and still reads requests from the wire as it did."""
-    told: list[Any] = []
-    before = inspect.signature(EngineCore.add_lora)
-    monkeypatch.setattr(EngineCore, "add_lora", EngineCore.add_lora)
-    monkeypatch.setattr(compat, "_add_lora", lambda core, request: told.append("loaded"))
-    compat.watch_adapters(lambda core, request: told.append(request))
-    EngineCore.add_lora(None, "adapter")  # type: ignore[arg-type]
-    assert told == ["adapter", "loaded"]
-    monkeypatch.undo()
-    monkeypatch.setattr(EngineCore, "add_lora", EngineCore.add_lora)
-    compat.watch_adapters(lambda core, request: None)
-    assert inspect.signature(EngineCore.add_lora) == before

@@ -34,6 +34,11 @@ OUTSIDE = {
     "bind": "at the start, without a request",
     "shutdown": "at the end, without a request",
     "load_adapter": "the engine reports to who loads an adapter what this raises",
+    "unload_adapter": "as load_adapter",
+    "end_namespace": "weights must not change before it has ended: who changes them is told what it raises",
+    "begin_namespace": "as end_namespace; without it nothing is cached",
+    "reset_outputs": "the engine reports to who resets them what this raises",
+    "named_requests": "a figure",
     "keyer": "of Administrator's texts thread, whose future has what it raises; of admit, which has a net",
     "named": "as keyer",
     "invalidate": "the administrator's command is answered with what it raises",
@@ -48,7 +53,7 @@ OUTSIDE = {
 
 OF_VLLM = {
     "bind_gpu_block_pool": "at the start",
-    "on_new_request": "run_waiting and admit have nets; vLLM's part reads parameters that admit has checked",
+    "on_new_request": "run_waiting and admit have nets; require_bound ends what must not go on; the rest is vLLM's",
     "request_finished": "retire and _blend_report have nets; cap_last_store and vLLM's part read counts of blocks",
     "request_finished_all_groups": "as request_finished",
     "get_num_new_matched_tokens": "is_waiting, blended, note_answer and lookup have nets",

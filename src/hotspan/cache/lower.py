@@ -106,6 +106,11 @@ class LowerTiers:
         logged = AllDurable(len(told), durable)
         return {tier.tier: tier.invalidate(scopes, logged) for tier in told}
 
+    def rename(self, namespace: bytes, *, forget: bool) -> None:
+        """Go on with the chunks of another namespace; `forget` as StorageTier says."""
+        for tier in self.tiers:
+            tier.rename(namespace, forget=forget)
+
     def usage(self) -> dict[Tier, TierUsage]:
         """How full each tier is."""
         return {tier.tier: tier.usage() for tier in self.tiers}

@@ -22,7 +22,8 @@ class CacheStats:
     compressed as chunks and as stored, seconds of encoding and decoding. Chunks that were prefetched by what became of
     them: started, used, unused; next turns of sessions that were announced: used, unused, and how often that was
     paused. Blends by what became of them, their tokens by kind, their checks by result; `is_blending` and what the last
-    checks found where that changed.
+    checks found where that changed. Namespaces that began, by what they were named after, and whether there is one,
+    where that changed.
     """
 
     lookup_tokens: int = 0
@@ -51,6 +52,8 @@ class CacheStats:
     encoder_misses: int = 0
     encoder_load_bytes: int = 0
     encoder_store_bytes: int = 0
+    namespaces: Counter[str] = field(default_factory=Counter)
+    weights_known: bool | None = None
     is_blending: bool | None = None
     blend_checks: Counter[BlendCheck] = field(default_factory=Counter)
     blend_agreement: float | None = None

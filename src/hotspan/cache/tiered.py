@@ -310,6 +310,16 @@ class TieredCache:
         self.stats.invalidated.update(removed)
         return removed
 
+    def rename(self, namespace: bytes, *, forget: bool) -> None:
+        """Go on under another name, which no chunk in RAM has: these are forgotten, and nothing more of them is moved.
+
+        forget: nobody will look for them in lower tiers again.
+        """
+        for entry in list(self.ram.entries.values()):
+            self._forget_one(entry)
+        self._lower.rename(namespace, forget=forget)
+        self._namespace = namespace
+
     def clear(self) -> int:
         """Forget every chunk on every tier, when the engine forgets its copies in flight; returns how many.
 

@@ -61,13 +61,14 @@ def namespace_digest(fields: Mapping[str, str | int | bytes]) -> bytes:
 
 
 class ChunkKeyer:
-    """Chunk keys of one namespace, tenant and adapter; about a microsecond each."""
+    """Chunk keys of one `namespace`, tenant and adapter; about a microsecond each."""
 
-    __slots__ = ("_prefix",)
+    __slots__ = ("_prefix", "namespace")
 
     def __init__(self, namespace: bytes, adapter: bytes = NO_ADAPTER, tenant: bytes = NO_TENANT) -> None:
         if not len(namespace) == len(adapter) == len(tenant) == 32:
             raise ValueError("a namespace, an adapter digest and a tenant's secret are 32 bytes each")
+        self.namespace = namespace
         self._prefix = hashlib.sha256(b"hotspan-chunk-2" + namespace + tenant + adapter)
 
     def key(self, engine_hash: bytes, group: int) -> ChunkKey:
@@ -97,6 +98,7 @@ class ChunkKeyer:
         Keys of chunks need none: the salt is in the engine's hash.
         """
         salted = ChunkKeyer.__new__(ChunkKeyer)
+        salted.namespace = self.namespace
         salted._prefix = self._prefix.copy()
         salted._prefix.update(b"salt-1" + hashlib.sha256(salt.encode(errors="surrogatepass")).digest())
         return salted

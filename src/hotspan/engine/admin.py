@@ -33,6 +33,7 @@ from hotspan.engine.net import netted
 from hotspan.engine.receipts import Receipts
 from hotspan.engine.requests import RequestRecord
 from hotspan.engine.texts import Texts
+from hotspan.engine.weights import WeightsWatch
 from hotspan.keyring.keyring import Keyring
 from hotspan.l2.follower import LogFollower
 from hotspan.l2.position import PositionKeeper
@@ -67,7 +68,7 @@ class Administrator:
     `do` is called on the scheduler's thread.
 
     directory: of the disk, where it is noted how far a shared log was followed. hasher: makes the engine's function
-               that names blocks.
+               that names blocks. weights: what follows the engine's, once that is made.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Administrator:
         hasher: Callable[[], Callable[..., Any]],
         clock: Clock,
     ) -> None:
+        self.weights: WeightsWatch | None = None
         self._manager = manager
         self._clock = clock
         self._disk = disk
@@ -177,6 +179,9 @@ class Administrator:
         ]
         hits = {f"{label:016x}": tokens for label, tokens in self._manager.savings.tenant_tokens.items()}
         told = {"replica": self._replica, "tiers": tiers, "texts": texts, "hit_tokens": hits}
+        if self.weights is not None:
+            name = None if self.weights.state.source is None else self._manager.namespace.hex()[:16]
+            told["weights"] = self.weights.state.to_json() | {"namespace": name}
         return told | {"is_encrypted": self._keyring is not None}
 
     def _shared_store(self) -> str | None:
@@ -198,9 +203,11 @@ class Administrator:
             for one, text in zip(batch, texts, strict=True):
                 scope = _scope(one, self._manager.namespace)
                 if text is not None:
-                    scope = self._named(scope, text.result(), int(one.get("tokens_from") or 0))
+                    scope = self._named(scope, text.result(), one)
                     widened += [one["tenant"]] if scope.keys is None else []
                 scopes.append(scope)
+                if scope.namespace is not None:
+                    scopes += [replace(scope, namespace=former) for former in self._manager.former]
             _pass_on(self._forget(scopes, widened, self._logged(command)), answer)
 
         if hashed:
@@ -233,16 +240,21 @@ class Administrator:
             return {"replica": self._replica, "refused": f"a tenant has at most {MAX_PINS} pins: end one"}
         return {"replica": self._replica, "bytes": int(command["bytes"]), "hold_s": float(command["hold_s"])}
 
-    def _named(self, scope: Scope, text: RequestRecord, start: int) -> Scope:
+    def _named(self, scope: Scope, text: RequestRecord, command: Mapping[str, Any]) -> Scope:
         """A scope of a text's chunks from a token on; without names, of all that the tenant has with that adapter.
 
+        The names are those with all weights that this engine had: what it stored with others may lie on disk still.
         Raises: _Refused for a text that is too short to have names.
         """
         adapter = 0 if text.adapter is None else adapter_label(registered_name(text.adapter))
-        if text.keyer is None:
+        if text.keyer is None or text.keyer.namespace != self._manager.namespace:
             logger.warning("cache_invalidation_widened tenant=%016x adapter=%016x", scope.tenant or 0, adapter)
             return replace(scope, adapter=adapter)
+        start, request = int(command.get("tokens_from") or 0), text.request
         keys = text.keys_from(start)
+        for former in self._manager.former if keys else ():
+            keyer = self._manager.keyer(command["tenant"], request.lora_request, former)
+            keys |= self._manager.named(request, keyer).keys_from(start)
         if not keys:
             raise _Refused(
                 f"a text of {text.request.num_tokens} tokens is shorter than a chunk ({self._manager.chunk_tokens}): "
@@ -320,6 +332,11 @@ class Administrator:
         if self._keyring is None:
             raise ValueError("this engine has no keys: serve with --kek and --key-store")
         return self._keyring
+
+    def later(self, function: Callable[[], None]) -> None:
+        """From any thread: have the scheduler's thread call it soon."""
+        self._waiting.append(function)
+        self._calls.knock()
 
     def _later(self, function: Callable[[], None], answer: "Future[Answer]") -> None:
         """From any thread: have the scheduler's thread call it; `answer` is told if that fails."""

@@ -41,6 +41,7 @@ from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.engine import core as engine_core
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
+from vllm.v1.executor.abstract import Executor
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.kv_offload.base import ReqContext
 from vllm.v1.kv_offload.config import OffloadingConfig
@@ -234,18 +235,21 @@ def _watch_cores() -> None:
     EngineCoreProc._handle_client_request = handled
 
 
-_add_lora = EngineCore.add_lora
+_init_aggregator = Executor.init_kv_output_aggregator
 
 
-def watch_adapters(loading: Callable[[Any, Any], None]) -> None:
-    """Call `loading(core, request)` before an engine core loads an adapter. Only the last caller is told."""
+def watch_executors(ready: Callable[[Any, Any], None]) -> None:
+    """Call `ready(executor, connector)` when an engine core has made its scheduler, which has the connector.
 
-    @wraps(_add_lora)  # its annotations tell the core how to read what comes over the wire
-    def add_lora(core: EngineCore, lora_request: Any) -> bool:
-        loading(core, lora_request)
-        return _add_lora(core, lora_request)
+    Only the last caller is told.
+    """
 
-    EngineCore.add_lora = add_lora
+    @wraps(_init_aggregator)
+    def init_kv_output_aggregator(executor: Executor, connector: Any) -> None:
+        ready(executor, connector)
+        _init_aggregator(executor, connector)
+
+    Executor.init_kv_output_aggregator = init_kv_output_aggregator
 
 
 _shutdown = EngineCore.shutdown

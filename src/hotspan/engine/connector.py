@@ -28,7 +28,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.forward_context import ForwardContext
-from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -57,8 +56,8 @@ from hotspan.engine.compat import (
     fix_hash_seed,
     offer_utility,
     skip_unchanged_keys,
-    watch_adapters,
     watch_ends,
+    watch_executors,
     watch_runners,
 )
 from hotspan.engine.contract import ENGINE, TRIED_WITH
@@ -70,6 +69,7 @@ from hotspan.engine.net import LEFT_OUT, netted
 from hotspan.engine.opening import open_cache
 from hotspan.engine.plugin import log_as_vllm
 from hotspan.engine.spec import HotspanSpec, managed
+from hotspan.engine.weights import WeightsWatch
 from hotspan.engine.worker import HostWorker
 
 if TYPE_CHECKING:
@@ -113,11 +113,12 @@ class HotspanConnector(OffloadingConnector):
     """The engine's way to the cache. Extra config: `CacheSettings.to_json()` under "hotspan", or as
     `connector_settings` reads it where somebody else starts the engine.
 
-    manager, administrator: the scheduler's; a worker's connector has none.
+    manager, administrator, weights: the scheduler's; a worker's connector has none.
     """
 
     manager: HotspanManager
     administrator: Administrator
+    weights: WeightsWatch
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         extra: dict[str, Any] = vllm_config.kv_transfer_config.kv_connector_extra_config
@@ -130,7 +131,7 @@ class HotspanConnector(OffloadingConnector):
 
         def opened(spec: HotspanSpec) -> HotspanManager:
             self._spec = spec
-            self.manager, self.administrator = open_cache(spec, vllm_config, kv_cache_config)
+            self.manager, self.administrator, self.weights = open_cache(spec, vllm_config, kv_cache_config)
             return self.manager
 
         try:
@@ -160,7 +161,7 @@ class HotspanConnector(OffloadingConnector):
             if multiprocessing.current_process().name.startswith("EngineCore"):  # a process of its own
                 end_with_parent()
             offer_utility("hotspan", lambda core, command: core.scheduler.connector.administrator.do(command))
-            watch_adapters(_load_adapter)
+            watch_executors(_follow)
             watch_ends(_finish_stores)
 
     def _keep_outputs(self, vllm_config: VllmConfig) -> None:
@@ -206,6 +207,7 @@ class HotspanConnector(OffloadingConnector):
         self._awaits_reports = False
 
     def on_new_request(self, request: Request) -> None:
+        self.weights.require_bound()
         self.administrator.run_waiting()
         if self._awaits_reports:  # an executor that asks no worker
             LEFT_OUT.note("error")
@@ -423,10 +425,10 @@ def _explain(settings: CacheSettings, error: HotspanError) -> None:
             Path(settings.error_file).write_text(str(error))
 
 
-def _load_adapter(core: Any, lora: LoRARequest) -> None:
-    """Learn what an adapter's files are before the engine reads them."""
-    if isinstance(core.scheduler.connector, HotspanConnector):
-        core.scheduler.connector.manager.load_adapter(lora)
+def _follow(executor: Any, connector: Any) -> None:
+    """Follow what an engine's workers are asked for."""
+    if isinstance(connector, HotspanConnector):
+        connector.weights.bind(executor)
 
 
 def _finish_stores(core: Any) -> None:

@@ -186,7 +186,8 @@ METHODS: tuple[Method, ...] = (
     Method("vllm.renderers.base", "BaseRenderer.render_cmpl_async", ("prompts",)),
     Method("vllm.renderers.base", "BaseRenderer._process_multimodal", ("prompt", "mm_data", "mm_uuids")),
     Method("vllm.multimodal.processing.inputs", "ProcessorInputs.get_mm_hashes", ("model_id",)),
-    Method("vllm.v1.engine.core", "EngineCore.add_lora", ("lora_request",)),
+    Method("vllm.v1.executor.abstract", "Executor.init_kv_output_aggregator", ("connector",)),
+    Method("vllm.v1.executor.abstract", "Executor.collective_rpc", ("method", "timeout", "args", "kwargs")),
     Method("vllm.v1.engine.core", "EngineCore.is_sleeping"),
     Method("vllm.v1.engine.core", "EngineCore.shutdown"),
     Method("vllm.v1.engine.output_processor", "OutputProcessor.has_unfinished_requests"),
@@ -228,7 +229,8 @@ METHODS: tuple[Method, ...] = (
 OWN: dict[str, str] = {
     "HotspanConnector": "get_transfer_results",
     "HotspanManager": """
-        bind admit load_adapter keyer named invalidate is_waiting blended note_answer note_blends begin retire
+        bind admit load_adapter unload_adapter keyer named invalidate end_namespace begin_namespace reset_outputs
+        is_waiting blended note_answer note_blends begin retire
         begin_step end_step forget_ended idle leave_out get_load_source note_copies may_stall note_stall
         await_chunks
     """,

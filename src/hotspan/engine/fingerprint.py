@@ -171,11 +171,38 @@ class AdapterDigests:
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, str], tuple[bytes, bytes]] = {}
+        self._paths: dict[int, str | None] = {}  # that ids were loaded from; None: from one of several
+        self._contents: dict[str, bytes] = {}  # by name, what the engine may have computed with last
 
-    def load(self, adapter_id: int, path: str) -> None:
-        """The engine is about to load an adapter, for the first time or anew. Blocks: for one pass over its files."""
-        self._known.pop((adapter_id, path), None)
-        self.of(adapter_id, path)
+    def load(self, adapter_id: int, path: str, *, anew: bool = True) -> None:
+        """The engine is about to load an adapter. Blocks: for one pass over its files.
+
+        anew: also if it has one of that id; else it keeps that one.
+        """
+        if anew or adapter_id not in self._paths:
+            for known in [known for known in self._known if known[0] == adapter_id]:
+                del self._known[known]
+            self._paths[adapter_id] = path
+            self.of(adapter_id, path)
+
+    def unload(self, adapter_id: int) -> None:
+        """The engine has dropped an adapter: it reads the files again when it needs it."""
+        self._paths.pop(adapter_id, None)
+
+    def is_as_loaded(self, adapter_id: int, path: str) -> bool:
+        """Whether a request with this id and path is computed with the files of that path.
+
+        Once one id comes with two paths, nobody can say which of them the engine has read last.
+        """
+        if self._paths.setdefault(adapter_id, path) != path:
+            self._paths[adapter_id] = None
+        return self._paths[adapter_id] == path
+
+    def is_other(self, name: str, adapter_id: int, path: str) -> bool:
+        """Whether the adapter of that name may have had another content so far; it has this one from now on."""
+        content = self.of(adapter_id, path) if self.is_as_loaded(adapter_id, path) else None
+        before, self._contents[name] = self._contents.get(name), content or b""
+        return before is not None and before != self._contents[name]
 
     def of(self, adapter_id: int, path: str) -> bytes | None:
         """32 bytes over all files of what was loaded; None if they can't be read, or have changed since.

@@ -17,14 +17,19 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from hotspan.config.environment import environment
+from hotspan.core.clock import Clock
 from hotspan.core.errors import ConfigError
 from hotspan.core.namespace import namespace_digest
+from hotspan.engine.checkpoint import Checkpoint
 from hotspan.engine.compat import hash_seed, kv_layout
 from hotspan.engine.contract import engine_version
 from hotspan.engine.fingerprint import FileDigests, model_digest
 from hotspan.engine.kv_fields import KV, kv_environment
 
 logger = logging.getLogger(__name__)
+
+
+Fields = dict[str, str | int | bytes]
 
 
 def namespace_of(
@@ -40,15 +45,10 @@ def namespace_of(
 
 def namespace_fields(
     vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, chunk_tokens: int, digests: FileDigests, *, full: bool
-) -> dict[str, str | int | bytes]:
+) -> Fields:
     """What the namespace digest is made of, by name."""
-    if getattr(vllm_config, "weight_transfer_config", None) is not None:
-        raise ConfigError(
-            "--weight-transfer-config lets the weights change while the engine runs, and KV of before would be found "
-            "after: leave it out, or serve with --no-cache"
-        )
     model, speculative = vllm_config.model_config, vllm_config.speculative_config
-    fields: dict[str, str | int | bytes] = {
+    fields: Fields = {
         "model": _model_bytes(model, digests, full=full),
         "hf_config": _hf_config(model.hf_config.to_dict()),
         "kv_layout": kv_layout(vllm_config, kv_cache_config),
@@ -110,6 +110,36 @@ _READ_FROM_DIRECTORY = frozenset(
 def _has_digest(model: ModelConfig, load: LoadConfig) -> bool:
     """Whether the weights are the files of the model's directory, and not somewhere else (gs://, --model-weights)."""
     return not getattr(model, "model_weights", "") and str(load.load_format) in _READ_FROM_DIRECTORY
+
+
+_PRIVATE = ("unknown_weights", "unknown_draft_weights", "kv_scales")
+"""Fields that are there, and random, where a namespace is this process's alone."""
+
+_RELOADED_WHOLE = ("auto", "hf", "safetensors")
+"""Load formats in which vLLM's `reload_weights` replaces every tensor by that of a file."""
+
+
+def is_private(fields: Fields) -> bool:
+    """Whether no other process has a namespace of these fields."""
+    return not fields.keys().isdisjoint(_PRIVATE)
+
+
+def checkpoint_of(
+    vllm_config: VllmConfig, fields: Fields, digests: FileDigests, clock: Clock, *, full: bool
+) -> Checkpoint | None:
+    """What names this engine's weights after they were reloaded; None if files alone never do.
+
+    Quantized weights, and those that a draft model shares, are made of what was there before as well.
+    """
+    model = vllm_config.model_config
+    is_whole = str(vllm_config.load_config.load_format) in _RELOADED_WHOLE and model.quantization is None
+    if not is_whole or vllm_config.speculative_config is not None or is_private(fields):
+        return None
+    try:
+        return Checkpoint(model_directory(model), fields, digests, clock, full=full, with_code=model.trust_remote_code)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # of headers that are none
+        logger.warning("checkpoint_not_read model=%s error=%s", model.model, str(error))
+        return None
 
 
 def _scales(vllm_config: VllmConfig, digests: FileDigests) -> dict[str, bytes]:
@@ -184,14 +214,19 @@ def _hf_config(fields: dict[str, Any]) -> str:
     return json.dumps(without_path(fields), sort_keys=True, default=str)
 
 
-def _model_bytes(model: ModelConfig, digests: FileDigests, *, full: bool) -> bytes:
-    """A local model's digest; a hub model is resolved to its snapshot first."""
+def model_directory(model: ModelConfig) -> Path:
+    """Where a model's files are: of a hub model its snapshot."""
     path = Path(model.model)
     if not path.is_dir():
         from huggingface_hub import snapshot_download
 
         path = Path(snapshot_download(model.model, revision=model.revision, local_files_only=True))
-    return model_digest(path, digests, full=full, with_code=model.trust_remote_code)
+    return path
+
+
+def _model_bytes(model: ModelConfig, digests: FileDigests, *, full: bool) -> bytes:
+    """A model's digest."""
+    return model_digest(model_directory(model), digests, full=full, with_code=model.trust_remote_code)
 
 
 def _hash_chain(algorithm: str) -> str:

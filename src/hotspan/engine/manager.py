@@ -1,8 +1,10 @@
 """The scheduler's half: answers vLLM's questions about chunks from the TieredCache. One thread calls it."""
 
 import contextlib
+import logging
+import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
@@ -28,8 +30,9 @@ from hotspan.cache.withdrawals import Withdrawals
 from hotspan.core.clock import Clock
 from hotspan.core.namespace import ChunkKeyer
 from hotspan.core.scopes import ScopeSet
-from hotspan.core.terms import Scope, Terms
+from hotspan.core.terms import Scope, Terms, adapter_label
 from hotspan.core.types import Chunk, Lookup, Tier
+from hotspan.engine.adapters import registered_name
 from hotspan.engine.blend.admission import Blending
 from hotspan.engine.compat import CacheHitSource, keep_state, kept_state
 from hotspan.engine.encoder.outputs import EncoderOutputs
@@ -45,6 +48,8 @@ from hotspan.tiers.base import Durable
 
 if TYPE_CHECKING:
     from hotspan.engine.tracing import CacheTracing
+
+logger = logging.getLogger(__name__)
 
 _RESULTS = {Lookup.MISS: LookupResult.MISS, Lookup.HIT: LookupResult.HIT, Lookup.RETRY: LookupResult.RETRY}
 _REPORT_EVERY_S = 1.0
@@ -103,6 +108,7 @@ class HotspanManager(OffloadingManager):
         self.tracing = tracing
         self.rhythm = rhythm
         self.namespace = admission.namespace
+        self.former: set[bytes] = set()  # other names that this engine's chunks may have in lower tiers
         self.chunk_tokens = chunk_tokens
         self.savings = Savings()
         self._metrics = CacheMetrics(cache, follower, keyring)
@@ -112,6 +118,7 @@ class HotspanManager(OffloadingManager):
         self._records: dict[str, RequestRecord] = {}
         self._ended: list[RequestRecord] = []
         self._withdrawals = Withdrawals()
+        self._ended_s = -math.inf  # when the last namespace ended
         self._report_s = 0.0  # when metrics are to be reported again
 
     # -- hotspan's connector -----------------------------------------------------------------------------------------
@@ -129,6 +136,8 @@ class HotspanManager(OffloadingManager):
         """A request is about to come: learn what its chunks' names and terms depend on."""
         self.prefixes.expire(self._clock.unix())
         record = self._records[request.request_id] = self._admission.admit(request)
+        if request.lora_request is not None:
+            self._note_adapter(request.lora_request, record)
         self._pace_prefetches()
         if self.rhythm is not None and record.session is not None:
             self.rhythm.arrive(record.session)
@@ -145,6 +154,10 @@ class HotspanManager(OffloadingManager):
         """Let a request leave nothing whose text was invalidated while somebody held it."""
         if record.held_since_s is None:
             return
+        if record.held_since_s <= self._ended_s:  # what was invalidated before has other names
+            record.may_store = False
+            self.prefixes.withdraw(record, 0)
+            return
         chunks = None if record.keyer is None else record.all_chunks()
         first = self._withdrawals.first_of(record, chunks, self.namespace, record.held_since_s)
         if first is not None:
@@ -156,13 +169,44 @@ class HotspanManager(OffloadingManager):
         """Number of KV cache groups whose chunks are kept."""
         return len(self._admission.groups)
 
-    def load_adapter(self, lora: LoRARequest) -> None:
-        """The engine is about to load an adapter. Blocks: for one pass over its files."""
-        self._admission.adapters.load(lora.lora_int_id, lora.lora_path)
+    def load_adapter(self, lora: LoRARequest, *, anew: bool) -> None:
+        """The engine is about to load an adapter. Blocks: for one pass over its files.
 
-    def keyer(self, tenant: str, lora: LoRARequest | None) -> ChunkKeyer | None:
-        """What names the chunks of a tenant and an adapter; None if that is not known now."""
-        return self._admission.keyer(tenant, lora)
+        anew: also if it has one of that id. What was computed with another content under its name is not found then.
+        """
+        self._admission.adapters.load(lora.lora_int_id, lora.lora_path, anew=anew)
+        self._note_adapter(lora, None)
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        """The engine has dropped an adapter."""
+        self._admission.adapters.unload(adapter_id)
+
+    def _note_adapter(self, lora: LoRARequest, but: RequestRecord | None) -> None:
+        """Know an adapter's name by its content: the engine's own cache knows blocks by the name alone.
+
+        but: a request that comes with it.
+        """
+        if not self._admission.adapters.is_other(lora.lora_name, lora.lora_int_id, lora.lora_path):
+            return
+        records = (*self._ended, *self._records.values())
+        users = [
+            record
+            for record in records
+            if record is not but
+            and (mine := record.request.lora_request) is not None
+            and (mine.lora_name == lora.lora_name or mine.lora_int_id == lora.lora_int_id)
+        ]
+        self._disown(users)
+        label = adapter_label(registered_name(lora.lora_name))
+        hit = {record.request.request_id: 0 for record in users}
+        blocks, _ = self.prefixes.invalidate([Scope(adapter=label)], self.namespace, hit)
+        logger.warning("adapter_changed name=%s blocks=%d requests=%d", lora.lora_name, blocks, len(users))
+
+    def keyer(self, tenant: str, lora: LoRARequest | None, namespace: bytes | None = None) -> ChunkKeyer | None:
+        """What names the chunks of a tenant and an adapter, in another namespace if one is given; None if that is not
+        known now.
+        """
+        return self._admission.keyer(tenant, lora, namespace)
 
     def named(self, request: Request, keyer: ChunkKeyer | None) -> RequestRecord:
         """The chunks of a text that is not about to run."""
@@ -186,6 +230,60 @@ class HotspanManager(OffloadingManager):
             self._records[name].may_store = False
         tiers = self.cache.invalidate(scopes, durable, is_foreign=is_foreign)
         return Removed({"gpu_blocks": blocks} | {f"{tier.value}_chunks": n for tier, n in tiers.items()}, len(stale))
+
+    def end_namespace(self, nobody: bytes | None, *, forget: bool) -> None:
+        """The weights are about to change, or may: nothing that was computed so far is found or kept from now on.
+
+        Requests that are here go on, in part with other weights: nothing of them is kept. Those that come are not
+        cached until `begin_namespace`.
+
+        nobody: a name that nothing has; None if nothing has the present one. forget: nobody will look for what is there
+        under the present one.
+        """
+        self._disown((*self._ended, *self._records.values()))
+        if self._admission.is_open and not forget:
+            self.former.add(self.namespace)
+        self._ended_s = self._clock.monotonic()
+        self._admission.end()
+        self.prefixes.forget_all()
+        self.savings.clear()
+        if self.outputs is not None:
+            self.outputs.forget_all()
+        if self.blending is not None:
+            self.blending.forget_all()
+        if nobody is not None:
+            self._rename(nobody, forget=forget)
+        self.cache.stats.weights_known = False
+
+    def begin_namespace(self, namespace: bytes, *, source: str) -> None:
+        """Cache requests that come from now on under a name of the weights that the engine has now.
+
+        source: what the name is made of, for the metrics.
+        """
+        self._rename(namespace, forget=True)
+        self.former.discard(namespace)
+        self._admission.is_open = True
+        self.cache.stats.weights_known = True
+        self.cache.stats.namespaces[source] += 1
+
+    @property
+    def named_requests(self) -> int:
+        """How many requests so far had names for their chunks."""
+        return self._admission.named
+
+    def reset_outputs(self) -> None:
+        """The engine forgot all outputs of its encoder."""
+        self._admission.reset_outputs(any(record.request.mm_features for record in self._records.values()))
+
+    def _rename(self, namespace: bytes, *, forget: bool) -> None:
+        self.cache.rename(namespace, forget=forget)
+        self.namespace = self._admission.namespace = namespace
+
+    @staticmethod
+    def _disown(records: Iterable[RequestRecord]) -> None:
+        """What these requests compute has no name any more."""
+        for record in records:
+            record.may_store, record.keyer = False, None
 
     @netted(lambda: False)
     def is_waiting(self, request_id: str, kept_tokens: int) -> bool:
@@ -413,7 +511,7 @@ class HotspanManager(OffloadingManager):
     @netted(no_store)
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
         record = kept_state(req_context, RequestRecord)
-        if record is None or not record.may_store:
+        if record is None or not record.may_store or not self._admission.may_keep(record):
             return no_store()
         named = {chunk.key: key for key in keys if (chunk := record.chunk(key)) is not None}
         chunks = [record.chunks[key] for key in named.values()]
@@ -432,6 +530,7 @@ class HotspanManager(OffloadingManager):
 
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
         chunks = self._chunks(keys, req_context)
+        success = success and self._admission.may_keep(self._record(req_context))
         self.cache.end_store(sorted(chunks, key=lambda chunk: chunk.index), success=success)
         if self.events is not None:
             self.events.publish(self._record(req_context))

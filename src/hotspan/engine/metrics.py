@@ -164,9 +164,17 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     "hotspan_cache_used_bytes": OffloadingGaugeMetadata("Bytes in use, by tier.", _TIER),
     "hotspan_cache_capacity_bytes": OffloadingGaugeMetadata("Capacity in bytes, by tier.", _TIER),
     "hotspan_cache_requests_left_out": OffloadingCounterMetadata(
-        "Requests that are not cached, by reason: directives (refused, or not the client's to send), error (a mistake "
-        "of hotspan's; the log has it).",
+        "Requests that are not cached, by reason: directives (refused, or not the client's to send), weights (they "
+        "changed, and have no name yet), error (a mistake of hotspan's; the log has it).",
         ("reason",),
+    ),
+    "hotspan_cache_namespaces": OffloadingCounterMetadata(
+        "Times that caching began anew because the engine's weights may have changed, by what names them: files (that "
+        "they were read from), random (a name that no other engine has).",
+        ("source",),
+    ),
+    "hotspan_cache_weights_known": OffloadingGaugeMetadata(
+        "1 while requests are cached; 0 while weights change, or the digest of their files is taken."
     ),
     "hotspan_cache_bad_slots": OffloadingGaugeMetadata(
         "Slots that are set aside because reads or writes of them fail while the disk works elsewhere, by tier.", _TIER
@@ -249,6 +257,10 @@ class CacheMetrics:
         for reason, count in (LEFT_OUT.counts - self._left_out).items():
             self._add("hotspan_cache_requests_left_out", count, reason)
         self._left_out = LEFT_OUT.counts.copy()
+        for source, count in counts.namespaces.items():
+            self._add("hotspan_cache_namespaces", count, source)
+        if counts.weights_known is not None:
+            self._set("hotspan_cache_weights_known", float(counts.weights_known))
         for name in _BY_TIER:
             for tier, value in getattr(counts, name).items():
                 self._add(f"hotspan_cache_{name}", value, tier.value)

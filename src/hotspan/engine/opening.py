@@ -19,6 +19,7 @@ from hotspan.config.environment import cache_directory, environment
 from hotspan.config.secrets import resolved
 from hotspan.config.settings import CacheSettings, DiskSettings, L2Settings
 from hotspan.core.clock import Clock, SystemClock
+from hotspan.core.namespace import namespace_digest
 from hotspan.core.terms import DEFAULT_TENANT, tenant_label
 from hotspan.core.types import Tier
 from hotspan.engine.admin import Administrator, replica_name
@@ -28,12 +29,13 @@ from hotspan.engine.compat import block_hasher, offloaded_groups
 from hotspan.engine.encoder.outputs import EncoderOutputs, keeps_outputs
 from hotspan.engine.events import ChunkEvents, offer_publisher
 from hotspan.engine.fingerprint import FileDigests
-from hotspan.engine.identity import namespace_of
+from hotspan.engine.identity import checkpoint_of, is_private, namespace_fields
 from hotspan.engine.manager import HotspanManager
 from hotspan.engine.prefixes import GpuPrefixes
 from hotspan.engine.requests import Admission, ChunkGroup
 from hotspan.engine.spec import HotspanSpec
 from hotspan.engine.steps import StepWatch
+from hotspan.engine.weights import WeightsWatch
 from hotspan.keyring.keyring import Keyring, open_keyring
 from hotspan.l2.follower import LogFollower
 from hotspan.l2.log import VolatileLog
@@ -63,10 +65,11 @@ _KEYS_S = 10.0
 
 
 class Opened(NamedTuple):
-    """What answers the engine, and what carries out commands of cache administration."""
+    """What answers the engine, what carries out commands of cache administration, and what follows its weights."""
 
     manager: HotspanManager
     administrator: Administrator
+    weights: WeightsWatch
 
 
 def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -> Opened:
@@ -79,8 +82,11 @@ def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -
     groups = _groups(spec, kv_cache)
     chunk_tokens, largest = min(group.tokens for group in groups), max(group.tokens for group in groups)
     digests = FileDigests(cache_directory(environment()) / "digests")
-    namespace = namespace_of(config, kv_cache, chunk_tokens, digests, full=settings.model_digest == "full")
+    is_full = settings.model_digest == "full"
+    fields = namespace_fields(config, kv_cache, chunk_tokens, digests, full=is_full)
+    namespace = namespace_digest(fields)
     clock = SystemClock()  # the one that all parts use
+    checkpoint = checkpoint_of(config, fields, digests, clock, full=is_full)
     sweep_dead_slabs()
     offer_publisher(settings.events_key)  # the scheduler makes its publisher after its connector
     with contextlib.ExitStack() as closing:
@@ -114,13 +120,15 @@ def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -
         directory = opening.disk_directory() if follower is not None else None
         hasher = partial(block_hasher, config, spec.tokens_per_hash)
         administrator = Administrator(manager, disk, follower, directory, keyring, hasher, clock)
+        weights = WeightsWatch(manager, checkpoint, administrator.later, clock, is_private=is_private(fields))
+        administrator.weights = weights
         closing.callback(administrator.close)
         # First of all: it writes what waits to be written.
         closing.callback(cache.close, _drain_s(settings.drain_s, config.shutdown_timeout))
         if follower is not None:
             follower.start()
         manager.closing = closing.pop_all()
-    return Opened(manager, administrator)
+    return Opened(manager, administrator, weights)
 
 
 def _tracing(cache: TieredCache, config: VllmConfig, clock: Clock) -> "CacheTracing | None":

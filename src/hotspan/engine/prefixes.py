@@ -97,6 +97,16 @@ class GpuPrefixes:
         """
         return self._drop(self.spans.matched(scopes, namespace), hit)
 
+    def forget_all(self) -> int:
+        """Empty the cache, also of what running requests have in it; returns how many known blocks were dropped.
+
+        They go on under random names, and so does what they still compute.
+        """
+        dropped, _ = self._drop(self.spans.names(), dict.fromkeys(self._running, 0))
+        if self._pool is not None:
+            self._pool.evict_blocks({block.block_id for block in self._pool.blocks})  # what has no span, too
+        return dropped
+
     def withdraw(self, record: RequestRecord, start: int) -> None:
         """A request that comes leaves nothing from the chunk at `start` on: its blocks get random names."""
         self._rename(record, set(), start)

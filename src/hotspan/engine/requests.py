@@ -214,7 +214,11 @@ class RequestRecord(Reader):
 
 
 class Admission:
-    """Decides for each request whose it is, what its chunks are called and how long they may live."""
+    """Decides for each request whose it is, what its chunks are called and how long they may live.
+
+    is_open: whether `namespace` is that of the weights which the engine has; while it is not, nothing is cached.
+    named:   how many requests it gave names.
+    """
 
     def __init__(
         self,
@@ -226,6 +230,9 @@ class Admission:
         clock: Clock | None = None,
     ) -> None:
         self.namespace = namespace
+        self.is_open = True
+        self.named = 0
+        self._has_outputs = self._has_old_outputs = False
         self._settings = settings
         self.groups = tuple(groups)
         self._chunk_tokens = chunk_tokens
@@ -242,12 +249,17 @@ class Admission:
         directives = self._directives(request)
         if directives is None or self._has_unnamed_media(request):
             return self.left_out(request)
+        self._has_outputs |= bool(request.mm_features)
+        if not self.is_open or (request.mm_features and self._has_old_outputs):
+            LEFT_OUT.note("weights")
+            return self.left_out(request)
+        self.named += 1
         directives = governed(directives, self._settings.retention)
         lora = request.lora_request
         adapter, now_s = None if lora is None else registered_name(lora.lora_name), self._clock.unix()
         return RequestRecord(
             request=request,
-            keyer=self.keyer(directives.tenant, lora),
+            keyer=self.keyer(directives.tenant, lora) if self._is_as_loaded(lora) else None,
             groups=self.groups,
             session=_session(directives),
             tags=directives.tags,
@@ -260,12 +272,42 @@ class Admission:
             held_since_s=directives.held_since_s,
         )
 
+    def end(self) -> None:
+        """The weights may change: nothing is cached while `is_open` is not set again.
+
+        Media are not cached either while the engine's own cache may have outputs of before: KV would come from those.
+        """
+        self.is_open = False
+        self._has_old_outputs |= self._has_outputs
+
+    def reset_outputs(self, is_used: bool) -> None:
+        """The engine forgot the outputs of its encoder. is_used: requests are there that it computes some for."""
+        self._has_old_outputs, self._has_outputs = False, is_used
+
+    def may_keep(self, record: RequestRecord) -> bool:
+        """Whether what a request has computed may be stored: not if the files of an adapter changed that the engine
+        reads in each step.
+        """
+        lora = record.request.lora_request
+        if lora is None or not lora.load_inplace or self.adapters.of(lora.lora_int_id, lora.lora_path) is not None:
+            return True
+        record.may_store, record.keyer = False, None
+        return False
+
+    def _is_as_loaded(self, lora: LoRARequest | None) -> bool:
+        return lora is None or self.adapters.is_as_loaded(lora.lora_int_id, lora.lora_path)
+
     def left_out(self, request: Request) -> RequestRecord:
         """The record of a request of which nothing is cached."""
         return RequestRecord(request=request, keyer=None, groups=self.groups, may_store=False)
 
-    def keyer(self, tenant: str, lora: LoRARequest | None) -> ChunkKeyer | None:
-        """Names for the chunks of a tenant and an adapter; None if nothing of them can be cached now."""
+    def keyer(self, tenant: str, lora: LoRARequest | None, namespace: bytes | None = None) -> ChunkKeyer | None:
+        """Names for the chunks of a tenant and an adapter; None if nothing of them can be cached now.
+
+        namespace: another than that of the weights which the engine has now.
+        """
+        if not self.is_open and namespace is None:
+            return None
         adapter: bytes | None = NO_ADAPTER
         if lora is not None:
             adapter = self.adapters.of(lora.lora_int_id, lora.lora_path)
@@ -277,7 +319,7 @@ class Admission:
         secret = tenant_digest(tenant) if self._keyring is None else self._keyring.names(tenant)
         if secret is not None and not self._settings.is_isolated:
             secret = NO_TENANT
-        return None if secret is None or adapter is None else ChunkKeyer(self.namespace, adapter, secret)
+        return None if secret is None or adapter is None else ChunkKeyer(namespace or self.namespace, adapter, secret)
 
     def _has_unnamed_media(self, request: Request) -> bool:
         """Whether media came through another server than hotspan's, where a client's `uuid` is their identity."""

@@ -73,6 +73,10 @@ class Spans:
     def __contains__(self, name: Name) -> bool:
         return name in self._spans
 
+    def names(self) -> set[Name]:
+        """Those of all spans."""
+        return set(self._spans)
+
     def terms(self, name: Name) -> Terms | None:
         """The terms of a span; None if there is none of that name."""
         span = self._spans.get(name)

@@ -74,14 +74,12 @@ class StoreJobs:
         self,
         store: ObjectStore,
         view: Callable[[], LogView],
-        namespace: bytes,
         keys: FrameKeys | None,
         clock: Clock,
         packer: Packer,
     ) -> None:
         self._store = store
         self._view = view
-        self._namespace = namespace
         self._keys = keys
         self._clock = clock
         self._packer = packer
@@ -207,7 +205,7 @@ class StoreJobs:
         return scratch[len(scratch) - len(chunk) :]
 
     def _identity(self, record: Record) -> FrameIdentity:
-        return FrameIdentity(record.key, self._namespace, record.stamp, unpacked_bytes=record.unpacked_bytes)
+        return FrameIdentity(record.key, record.namespace, record.stamp, unpacked_bytes=record.unpacked_bytes)
 
     def _put(self, framed: _Framed) -> bool:
         return self._crossing(lambda: self._store.put(framed.record, framed.frame), framed.record, is_load=False)
@@ -220,7 +218,7 @@ class StoreJobs:
         (found,) = self._store.find([record.key], record.terms.tenant, is_chain=False)
         if found is None:
             return False
-        matched_at = self._view().matched_at(record.key, self._namespace, found.terms)
+        matched_at = self._view().matched_at(record.key, record.namespace, found.terms)
         if found.terms.generation >= matched_at and is_of(found, record, self._clock.unix()):
             return True
         self._store.delete([record.key], record.terms.tenant)

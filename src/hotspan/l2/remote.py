@@ -92,7 +92,7 @@ class RemoteTier:
         self._updates = follower.updates
         self._clock = clock or SystemClock()
         packer = Packer(options.compress, options.threads, self._clock)
-        self._jobs = StoreJobs(options.store, lambda: follower.view, namespace, options.keys, self._clock, packer)
+        self._jobs = StoreJobs(options.store, lambda: follower.view, options.keys, self._clock, packer)
         self._known = KnownChunks(follower, _MAX_KNOWN, self._clock)
         self._asking: set[ChunkKey] = set()
         self._storing: dict[ChunkKey, bool] = {}  # whether it is still wanted
@@ -124,7 +124,7 @@ class RemoteTier:
             asked = tuple(chunks)
             self._submit(
                 lambda scratch: self._jobs.find(asked, tenant),
-                partial(self._answered, asked, tenant, unknown, self._known.now()),
+                partial(self._answered, self._namespace, asked, tenant, unknown, self._known.now()),
                 dropped=None,
                 urgent=True,
             )
@@ -235,6 +235,13 @@ class RemoteTier:
         self._commits.submit(scopes, durable)
         return taken
 
+    def rename(self, namespace: bytes, *, forget: bool) -> None:
+        """As StorageTier says. What nobody will look for stays until the store evicts it."""
+        if namespace != self._namespace:
+            self._queue.drop()
+            self._namespace = namespace
+            deque(self._known.pop_tenants(lambda tenant: True), maxlen=0)
+
     def usage(self) -> TierUsage:
         slot = HEADER_BYTES + self._payload_bytes
         usage = self._usage
@@ -290,6 +297,7 @@ class RemoteTier:
 
     def _answered(
         self,
+        namespace: bytes,
         chunks: Sequence[Chunk],
         tenant: int,
         unknown: set[ChunkKey],
@@ -297,7 +305,7 @@ class RemoteTier:
         found: Mapping[ChunkKey, Found] | None,
     ) -> None:
         self._asking -= unknown
-        if found is None or not self._holds(since, tenant):
+        if found is None or namespace != self._namespace or not self._holds(since, tenant):
             return  # nothing, or what may have been invalidated since
         now_s = self._clock.unix()
         alive, dead = readable(chunks, found, self._follower.view, self._namespace, self._payload_bytes, now_s)
@@ -318,6 +326,8 @@ class RemoteTier:
         since = self._known.now()._replace(generation=record.terms.generation)
         if ended.fault is None and not is_wanted:
             self._delete([record.key], record.terms.tenant)
+        elif record.namespace != self._namespace:
+            pass  # it lies there under its own name
         elif ended.found is not None and self._holds(since, record.terms.tenant):
             self._known.put(self._updates.joined(ended.found), since)
         return self._transfer(record.key, ended, is_load=False)

@@ -227,6 +227,13 @@ class StorageTier(Protocol):
         """
         ...
 
+    def rename(self, namespace: bytes, *, forget: bool) -> None:
+        """Go on with the chunks of another namespace; what waits to be moved is dropped.
+
+        From now on no chunk of the former one is found. forget: nobody will look for those again, so they may go.
+        """
+        ...
+
     def usage(self) -> TierUsage:
         """How full it is."""
         ...

@@ -165,6 +165,17 @@ class DiskTier(DiskSlab):
         self._commits.submit(scopes, durable)
         return len(keys)
 
+    def rename(self, namespace: bytes, *, forget: bool) -> None:
+        """As StorageTier says. Costs about 0.3 us a chunk that is here."""
+        if namespace == self._own:
+            return
+        self._queue.drop()
+        for entry in [entry for entry in self._entries.values() if entry.is_own] if forget else ():
+            self._delete_one(entry)
+        self._refused.clear()
+        self._own = namespace
+        self._adopt_namespace(namespace)
+
     def usage(self) -> TierUsage:
         usage = super().usage()
         slots = self._lru.size / len(self) if len(self) else self.chunk_slots  # of a chunk that is here

@@ -219,6 +219,13 @@ class DiskSlab:
         for key in self._adopt_parts(large, parts) + lost:  # a torn record leaves a gap
             self.discard(key)
 
+    def _adopt_namespace(self, namespace: bytes) -> None:
+        """From now on the chunks of this namespace are found, and no others."""
+        self._namespace = namespace
+        entries = list(self._entries.values())
+        for entry, is_own in zip(entries, self._table.are_of(namespace, [e.slot for e in entries]), strict=True):
+            entry.is_own = is_own
+
     def __len__(self) -> int:
         return len(self._entries)
 

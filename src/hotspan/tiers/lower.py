@@ -80,6 +80,7 @@ class LowerTier:
         self._entries = 0
         self._losses, self._reported = Losses(), Losses()  # of the tiers before this one, and what was told of this one
         self._closed = False
+        self._namespace: bytes | None = None  # another than that with which `open_tier` opens it
 
     @property
     def working(self) -> StorageTier | None:
@@ -168,6 +169,12 @@ class LowerTier:
         durable(False)
         return 0
 
+    def rename(self, namespace: bytes, *, forget: bool) -> None:
+        """As StorageTier says; a tier that is being opened gets the name when it is back."""
+        self._namespace = namespace
+        if self._opening is None:
+            self.storage.rename(namespace, forget=forget)
+
     def usage(self) -> TierUsage:
         """How full it is; empty while it is given up."""
         if self.is_up:
@@ -222,6 +229,8 @@ class LowerTier:
         if self._opened is not None:
             self._losses, self._reported = self.take_losses(), Losses()
             self.storage, self._opened, self._opening = self._opened, None, None
+            if self._namespace is not None:
+                self.storage.rename(self._namespace, forget=False)
             self._in_flight = self._lates = 0
             self._log_failed = False
             for scopes in list(self._unlogged.values()):

@@ -312,6 +312,11 @@ class DiskTable:
             found[label] = np.concatenate((slots[rows[first:last]], wild))
         return found
 
+    def are_of(self, namespace: bytes, slots: Sequence[int]) -> list[bool]:
+        """For each slot whether its chunk is of a namespace."""
+        found: list[bool] = (self._records["namespace"][np.asarray(slots, np.int64)] == np.void(namespace)).tolist()
+        return found
+
     def _narrowed(self, slots: _Slots, scope: Scope) -> list[int]:
         """Those of some slots whose chunks a scope takes."""
         records = self._records

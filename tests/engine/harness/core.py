@@ -117,6 +117,17 @@ class Core(Tiers):
         self.settle()
         return prompt
 
+    def rpc(self, method: Any, *args: Any, **kwargs: Any) -> Any:
+        """Ask the workers for something that may change their weights, as `LLM.collective_rpc` does."""
+        self.runner.mix(self.scheduler.requests)
+        return self.core.collective_rpc(method, None, args, kwargs)
+
+    def until_named(self) -> str:
+        """Wait until the weights have a name; what that is made of."""
+        state = lambda: self.connector.weights.state  # noqa: E731
+        self.until(lambda: state().source is not None, self.administrator.run_waiting)
+        return str(state().source)
+
     def logged(self) -> int:
         """How many entries the disk's log was given."""
         return int(self.cache._lower.tiers[0].storage._generation)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,11 +22,18 @@ _LAYER = "model.layers.0.self_attn.attn"
 _HEAD = 8
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
+_MIXED = 0x5EED5EED5EED5EED
 
 
-def kv_of(tokens: list[int], lora: str | None = None) -> list[int]:
-    """The KV of each token: a number that differs if any token up to it does, or the adapter."""
-    state = hash(lora) & _MASK if lora else 1
+def weights_of(directory: Path) -> int:
+    """What stands for the weights that a directory has."""
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(directory.glob("*.safetensors"))))
+    return int.from_bytes(digest.digest()[:8], "little")
+
+
+def kv_of(tokens: list[int], lora: str | None = None, weights: int = 0) -> list[int]:
+    """The KV of each token: a number that differs if any token up to it does, the adapter or the weights."""
+    state = (hash(lora) & _MASK if lora else 1) ^ weights
     found = []
     for token in tokens:
         state = ((state ^ token) * _MULTIPLIER + 0x7F4A7C15) & _MASK
@@ -35,12 +44,16 @@ def kv_of(tokens: list[int], lora: str | None = None) -> list[int]:
 
 @dataclass
 class Row:
-    """A request in the batch. blocks: of each KV cache group."""
+    """A request in the batch.
+
+    blocks: of each KV cache group. is_mixed: it came before the weights changed, and what it computes is nobody's.
+    """
 
     tokens: list[int]
     kv: list[int]
     lora: str | None
     blocks: list[list[int]]
+    is_mixed: bool = False
 
     def append(self, token: int) -> None:
         self.tokens.append(token)
@@ -53,6 +66,7 @@ class KnownBytes(Executor):
 
     wrong:   how many tokens were found with another KV than theirs, where attention would have read it.
     read:    how many were compared.
+    weights: that it has. mixed: requests that were there when they changed.
     on_step: called in each step that computes something, with how many tokens of each request were computed before and
              how many are now. Copies between engine and RAM take no time then.
     """
@@ -62,11 +76,17 @@ class KnownBytes(Executor):
     def _init_executor(self) -> None:
         self.wrong = self.read = self.steps = 0
         self._rows: dict[str, Row] = {}
+        self._directory = Path(self.model_config.model)
+        self.weights = weights_of(self._directory)
+        self.mixed: set[str] = set()
+        self._adapters: dict[int, str] = {}
 
     # -- start -----------------------------------------------------------------------------------------------------
 
     def collective_rpc(self, method: Any, timeout: Any = None, args: Any = (), kwargs: Any = None, **_: Any) -> Any:
-        return [getattr(self, f"_{method}", lambda *rest: None)(*args)]
+        if callable(method):
+            return [method(self)]
+        return [getattr(self, f"_{method}", lambda *rest, **named: None)(*args, **(kwargs or {}))]
 
     def _get_kv_cache_spec(self) -> dict[str, Any]:
         size = self.cache_config.block_size
@@ -91,7 +111,31 @@ class KnownBytes(Executor):
         return []
 
     def _add_lora(self, lora: Any) -> bool:
+        self._adapter(lora)
         return True
+
+    def _remove_lora(self, number: int) -> bool:
+        return self._adapters.pop(number, None) is not None
+
+    def _adapter(self, lora: Any) -> str | None:
+        """What stands for an adapter's content, which is read as vLLM reads it: once, unless it says otherwise."""
+        if lora is None:
+            return None
+        if lora.load_inplace or lora.lora_int_id not in self._adapters:
+            files = sorted(path for path in Path(lora.lora_path).glob("*") if path.is_file())
+            content = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+            self._adapters[lora.lora_int_id] = content if files else lora.lora_name
+        return self._adapters[lora.lora_int_id]
+
+    def _reload_weights(self, weights_path: str | None = None, **_: Any) -> None:
+        self._directory = Path(weights_path) if weights_path is not None else self._directory
+        self.weights = weights_of(self._directory)
+
+    def _update_weights(self, update_info: Any) -> None:
+        self.weights = int(update_info)
+
+    def _sleep(self, level: int = 1) -> None:
+        self.weights ^= 0 if level == 1 else 1 << 40  # what is left there
 
     def _initialize_from_config(self, configs: list[KVCacheConfig]) -> None:
         (config,) = configs
@@ -141,14 +185,23 @@ class KnownBytes(Executor):
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
+    def mix(self, names: Iterable[str]) -> None:
+        """These requests are there while the weights change."""
+        self.mixed.update(names)
+        for name in self.mixed & self._rows.keys():
+            self._rows[name].is_mixed = True
+
     def _compute(self, output: SchedulerOutput) -> dict[str, list[int]]:
         for name in output.finished_req_ids:
             self._rows.pop(name, None)
         computed: dict[str, int] = {}
         for new in output.scheduled_new_reqs:
-            lora = new.lora_request.lora_name if new.lora_request is not None else None
+            lora = self._adapter(new.lora_request)
             tokens = list(new.prompt_token_ids or ())
-            self._rows[new.req_id] = Row(tokens, kv_of(tokens, lora), lora, [list(each) for each in new.block_ids])
+            kv = kv_of(tokens, lora, self.weights)
+            self._rows[new.req_id] = Row(
+                tokens, kv, lora, [list(each) for each in new.block_ids], new.req_id in self.mixed
+            )
             computed[new.req_id] = new.num_computed_tokens
         cached = output.scheduled_cached_reqs
         for n, name in enumerate(cached.req_ids):
@@ -177,6 +230,10 @@ class KnownBytes(Executor):
         places = np.arange(end)
         blocks = np.asarray(row.blocks[0])[places // self._block]
         here = self._kv[blocks, places % self._block, 0]
-        self.read += computed
-        self.wrong += int((here[:computed] != np.asarray(row.kv[:computed], np.uint64)).sum())
-        self._kv[blocks[computed:], places[computed:] % self._block, 0] = row.kv[computed:end]
+        kv = np.asarray(row.kv[:end], np.uint64)
+        if row.is_mixed:
+            kv ^= np.uint64(_MIXED)
+        else:
+            self.read += computed
+            self.wrong += int((here[:computed] != kv[:computed]).sum())
+        self._kv[blocks[computed:], places[computed:] % self._block, 0] = kv[computed:]

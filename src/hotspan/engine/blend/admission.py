@@ -252,6 +252,15 @@ class Blending:
             if (reason := self.checks.end(number, checked)) is not None:
                 self._turn_off(reason)
 
+    def forget_all(self) -> None:
+        """Nothing of the requests that are here is kept any more, and nothing is found for those that wait."""
+        for known in self._requests.values():
+            if known.job is None:
+                self._cache.release(known.reader)
+            known.chosen = known.plan = None
+            known.is_settled = True
+            known.to_store.clear()
+
     def clear(self) -> None:
         """The cache was cleared: what is in flight has nothing to give back any more."""
         self._loading = {number: job._replace(is_stale=True) for number, job in self._loading.items()}

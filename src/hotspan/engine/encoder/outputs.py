@@ -217,6 +217,12 @@ class EncoderOutputs:
                 self._store(identifier, medium)
         medium.since_s, medium.reader.cut = None, False  # a preempted request begins anew
 
+    def forget_all(self) -> None:
+        """Nothing of the requests that are here is kept any more."""
+        for name in list(self._requests):
+            self.forget(name)
+        self._asked = None
+
     def forget(self, name: str) -> None:
         """A request ended."""
         ended = self._requests.pop(name, None)
