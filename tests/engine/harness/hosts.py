@@ -60,6 +60,7 @@ class TwoHosts(KnownBytes):
         return done if non_block else result
 
     def init_kv_output_aggregator(self, connector: Any) -> None:
+        super().init_kv_output_aggregator(connector)
         self._aggregator = KVOutputAggregator.from_connector(connector, len(self.ranks))
 
     def shutdown(self) -> None:
