@@ -35,12 +35,17 @@ def kv_of(tokens: list[int], lora: str | None = None) -> list[int]:
 
 @dataclass
 class Row:
-    """A request in the batch. blocks: of each KV cache group."""
+    """A request in the batch. blocks: of each KV cache group. prompt: tokens of its text."""
 
     tokens: list[int]
     kv: list[int]
     lora: str | None
     blocks: list[list[int]]
+    prompt: int
+
+    def cut(self, answered: int) -> None:
+        """Drop tokens that were sampled in a step whose output the scheduler dropped."""
+        del self.tokens[self.prompt + answered :], self.kv[self.prompt + answered :]
 
     def append(self, token: int) -> None:
         self.tokens.append(token)
@@ -122,7 +127,13 @@ class KnownBytes(Executor):
         if self.on_step is not None:
             worker = connector.connector_worker.worker
             worker.wait(set(worker._pending))
-        output.finished_sending, output.finished_recving = connector.get_finished(scheduler_output.finished_req_ids)
+        if hasattr(connector, "get_transfer_results") and hasattr(output, "failed_recving"):  # since vLLM 0.32
+            results = connector.get_transfer_results(scheduler_output.finished_req_ids)
+            output.finished_sending, output.finished_recving = results.finished_sending, results.finished_recving
+            output.failed_recving = results.failed_recving
+        else:
+            output.finished_sending, output.finished_recving = connector.get_finished(scheduler_output.finished_req_ids)
+        output.invalid_block_ids = connector.get_block_ids_with_load_errors()
         output.kv_connector_stats = connector.get_kv_connector_stats()
         output.kv_connector_worker_meta = connector.build_connector_worker_meta()
         connector.clear_connector_metadata()
@@ -148,7 +159,8 @@ class KnownBytes(Executor):
         for new in output.scheduled_new_reqs:
             lora = new.lora_request.lora_name if new.lora_request is not None else None
             tokens = list(new.prompt_token_ids or ())
-            self._rows[new.req_id] = Row(tokens, kv_of(tokens, lora), lora, [list(each) for each in new.block_ids])
+            blocks = [list(each) for each in new.block_ids]
+            self._rows[new.req_id] = Row(tokens, kv_of(tokens, lora), lora, blocks, len(tokens))
             computed[new.req_id] = new.num_computed_tokens
         cached = output.scheduled_cached_reqs
         for n, name in enumerate(cached.req_ids):
@@ -158,6 +170,7 @@ class KnownBytes(Executor):
             elif blocks:
                 for held, more in zip(row.blocks, blocks, strict=True):
                     held += more
+            row.cut(cached.num_output_tokens[n])
             computed[name] = cached.num_computed_tokens[n]
         if self.on_step is not None and output.num_scheduled_tokens:
             self.on_step([(computed[name], count) for name, count in output.num_scheduled_tokens.items()])
