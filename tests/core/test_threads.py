@@ -17,7 +17,6 @@ SOURCE = Path(hotspan.__file__).parent
 EXECUTORS = {
     "server/source.py": "pool.map raises in the caller",
     "engine/fingerprint.py": "pool.map raises in the caller",
-    "engine/texts.py": "begin and submit return the future, whose exception is the answer (engine/admin.py, prefetch)",
     "engine/admin.py": "futures are answers, or their job catches what it raises (_submit)",
     "l2/s3.py": "wait, then result() of each in the caller",
 }

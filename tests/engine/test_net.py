@@ -42,7 +42,7 @@ OUTSIDE = {
     "keyer": "of Administrator's texts thread, whose future has what it raises; of admit, which has a net",
     "named": "as keyer",
     "invalidate": "the administrator's command is answered with what it raises",
-    "prepare_load": "vLLM counts on these bytes by then: without them the request's answer would be wrong",
+    "prepare_load": "_prepared has a net: a load that can not be prepared has failed, and vLLM computes it",
     "complete_load": "only unpins what prepare_load pinned",
     "complete_store": "a chunk that is not marked as stored would keep its slot; raises for a mistake of vLLM's only",
     "reset_cache": "a reset that did not happen must not be taken for one",
@@ -71,6 +71,7 @@ OF_VLLM = {
     "get_finished": "a worker's",
     "get_transfer_results": "a worker's",
     "build_connector_worker_meta": "a worker's",
+    "get_block_ids_with_load_errors": "a worker's",
 }
 """What the connector overrides of vLLM's, and why nothing of a request can raise there."""
 
@@ -231,4 +232,48 @@ def test_a_mistake_leaves_requests_out(tiny_model: Path, owner: type, name: str)
             engine.finish()
         assert engine.runner.wrong == 0 and LEFT_OUT.counts["error"] > before
         engine.settle()
+        is_alive(engine, 9)
+
+
+@pytest.mark.parametrize("is_inline", [False, True])
+@pytest.mark.parametrize("name", ["begin_load", "_touch", "release"])
+def test_a_load_that_can_not_be_prepared_is_computed(tiny_model: Path, name: str, is_inline: bool) -> None:
+    """Whatever raises while a load is prepared, beside a step or within one: answers are those of computing, later
+    requests hit, and the chunks of the failed load can still be loaded.
+    """
+    whole: Callable[..., Any] = getattr(TieredCache, name)
+    with core(tiny_model) as engine:
+        if not is_inline:
+            engine.connector._inline = None
+        prompt = engine.text(7, 3 * CHUNK + 8)
+        engine.start("computed", prompt, 4)
+        engine.finish()
+        engine.forget_gpu()
+        begin, is_failing = TieredCache.begin_load, [False]
+
+        def began(self: Any, *args: Any) -> Any:
+            is_failing[0] = True
+            try:
+                return begin(self, *args)
+            finally:
+                is_failing[0] = False
+
+        def failing(self: Any, *args: Any) -> Any:
+            if is_failing[0]:
+                raise KeyError("a mistake")
+            return whole(self, *args)
+
+        before = LEFT_OUT.counts["error"]
+        with patch.object(TieredCache, name, failing), patch.object(TieredCache, "begin_load", began):
+            if name == "begin_load":
+                is_failing[0] = True
+                TieredCache.begin_load = failing  # type: ignore[method-assign]
+            engine.start("failed", prompt, 4)
+            engine.finish()
+        assert engine.answers["failed"] == engine.answers["computed"] and LEFT_OUT.counts["error"] > before
+        assert is_inline or engine.runner.wrong == 0
+        engine.runner.wrong = 0  # of the step whose output vLLM dropped
+        engine.forget_gpu()
+        assert engine.ask(prompt) == 3 * CHUNK
+        assert engine.runner.wrong == 0
         is_alive(engine, 9)

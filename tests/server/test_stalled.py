@@ -30,7 +30,7 @@ def until(server: Server, status: int) -> httpx.Response:
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_stopped_engine_core_is_seen(replicas: int, tiny_model: Path, tmp_path: Path) -> None:
-    """With a request in work: 503 with the reason until it goes on, and the answer is complete. One core suffices."""
+    """With a request in work: 503 with the reason until it steps; the answer is complete. One of two is enough."""
     options = ("--ram-gib", "0.1", "--step-timeout-s", "1", "--data-parallel-size", str(replicas))
     with serving(tiny_model, tmp_path / "log", *options) as server:
         found = cores(server)

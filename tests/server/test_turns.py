@@ -105,7 +105,7 @@ def test_no_turn_is_lost(steps: list[tuple[str, bool, int]]) -> None:
                 tasks[len(tasks) // 2].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         assert not turns._taken and not turns._taken_by_others and not turns._budget.used
-        assert not turns._urgent and not turns._others
+        assert not turns._waiting
 
     asyncio.run(run())
 

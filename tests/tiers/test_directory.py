@@ -1,5 +1,6 @@
 """A disk tier's directory: owned by one process, and every way in which it can't be used says what to do."""
 
+import contextlib
 import errno
 import os
 import stat
@@ -551,3 +552,15 @@ def test_what_is_no_replica_is_foreign(tmp_path: Path, name: str) -> None:
     (path / name).touch() if name == "replica-0" else (path / name).mkdir()
     with pytest.raises(DirectoryError, match="other files"):
         check_directory(path, 8 * SLOT)
+
+
+@pytest.mark.parametrize("size", [8 * SLOT, 1 << 60])
+def test_a_check_leaves_nothing_behind(tmp_path: Path, size: int) -> None:
+    """A directory, and those above it, that a check made are gone after it, also where it fails; others stay."""
+    with contextlib.suppress(DirectoryError):
+        check_directory(tmp_path / "new" / "hotspan-kv-0", size)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "kept").mkdir()
+    with contextlib.suppress(DirectoryError):
+        check_directory(tmp_path / "kept", size)
+    assert [each.name for each in tmp_path.iterdir()] == ["kept"]

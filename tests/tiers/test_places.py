@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hotspan.core.errors import DirectoryError
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import PAGE_BYTES, Chunk
 from hotspan.testing.chunks import aligned, chain, content, key_of
@@ -15,7 +16,7 @@ from hotspan.testing.clock import SimulatedClock
 from hotspan.testing.conformance import NAMESPACE, DurableSpy
 from hotspan.tiers.base import Fault, Transfer
 from hotspan.tiers.check import check_offline
-from hotspan.tiers.directory import remove_directory
+from hotspan.tiers.directory import open_directory, remove_directory
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.record import RECORD_BYTES, Flaw
@@ -392,4 +393,16 @@ def test_errors_other_than_eio(tmp_path: Path) -> None:
     disk.open()
     assert not disk.store(roots(1)[0]) and disk.store(roots(1)[0])
     assert disk.lower.usage().bad_slots == 1
+    disk.close()
+
+
+@pytest.mark.parametrize("kind", ["read", "write"])
+def test_a_bad_place_under_the_lock_does_not_prevent_a_start(tmp_path: Path, kind: str) -> None:
+    """The lock holds without the name of its owner, which only tells others whom they ask: they are refused as ever."""
+    disk = Disk(tmp_path, BadPlace(kind, 0, PAGE_BYTES, "lock"))
+    (chunk,) = roots(1)
+    disk.store(chunk)
+    assert disk.lower.usage().chunks == 1
+    with pytest.raises(DirectoryError, match="in use by process"):
+        open_directory(tmp_path, SLOT, SLOTS * SLOT, files=disk.files)
     disk.close()

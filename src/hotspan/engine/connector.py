@@ -62,6 +62,7 @@ from hotspan.engine.compat import (
 )
 from hotspan.engine.contract import ENGINE, TRIED_WITH
 from hotspan.engine.encoder.outputs import keeps_outputs
+from hotspan.engine.failed_loads import FailedLoads
 from hotspan.engine.hosts import NODES, RankReport, check_reports, check_shape, nodes
 from hotspan.engine.inline import InlineLoads, can_load_inline
 from hotspan.engine.manager import HotspanManager
@@ -126,6 +127,7 @@ class HotspanConnector(OffloadingConnector):
         self._blends: BlendSteps | None = None  # a worker's that can blend
         self._no_blends: Report | None = None  # why it can't, until the scheduler is told
         self._inline: InlineLoads | None = None
+        self._failed_loads = FailedLoads()  # a worker's
         self._stale: dict[int, int] = {}  # jobs of before the last reset, with the workers still to report them
         self._awaits_reports = False  # of ranks on other hosts
 
@@ -356,8 +358,10 @@ class HotspanConnector(OffloadingConnector):
         return spec.report()
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
-        super().start_load_kv(forward_context, **kwargs)
         meta = self._connector_metadata
+        if isinstance(meta, StepMetadata) and self.connector_worker is not None:
+            self._failed_loads.take(meta, meta.inline, self.connector_worker._connector_worker_meta)
+        super().start_load_kv(forward_context, **kwargs)
         if isinstance(meta, StepMetadata) and meta.inline and self.connector_worker is not None:
             self.connector_worker.worker.wait(set(meta.inline))
 
@@ -372,13 +376,17 @@ class HotspanConnector(OffloadingConnector):
         if self._blends is not None and isinstance(meta, StepMetadata) and meta.blend is not None:
             self._blends.run(meta.blend)  # behind the step's forward, whose tokens it may store
             receiving = receiving | self._blends.take_finished()
-        return sending, receiving
+        return sending, receiving | self._failed_loads.take_requests()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
         results = super().get_transfer_results(finished_req_ids)
+        results.failed_recving |= self._failed_loads.requests
         if self._blends is not None:
             results.failed_recving |= self._blends.take_failed()
         return results
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return super().get_block_ids_with_load_errors() | self._failed_loads.take_blocks()
 
     def build_connector_worker_meta(self) -> OffloadingWorkerMetadata | None:
         meta = super().build_connector_worker_meta()

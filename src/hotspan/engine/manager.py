@@ -37,6 +37,7 @@ from hotspan.engine.blend.admission import Blending
 from hotspan.engine.compat import CacheHitSource, keep_state, kept_state
 from hotspan.engine.encoder.outputs import EncoderOutputs
 from hotspan.engine.events import ChunkEvents
+from hotspan.engine.failed_loads import FailedLoad
 from hotspan.engine.metrics import CacheMetrics
 from hotspan.engine.net import netted
 from hotspan.engine.prefixes import GpuPrefixes
@@ -485,6 +486,15 @@ class HotspanManager(OffloadingManager):
         return _SOURCES.get(record.promoted.get(chunk.key, Tier.RAM), CacheHitSource.EXTERNAL_UNSPECIFIED)
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> CPULoadStoreSpec:
+        spec = self._prepared(keys, req_context)
+        record = kept_state(req_context, RequestRecord)
+        if spec is None and record is not None:
+            record.has_failed_load = True
+            record.chunks.clear()  # vLLM looks its text up again
+        return spec or FailedLoad()
+
+    @netted(lambda: None)
+    def _prepared(self, keys: Collection[OffloadKey], req_context: ReqContext) -> CPULoadStoreSpec | None:
         record = self._record(req_context)
         chunks = self._chunks(keys, req_context)
         loaded = Counter(map(get_offload_group_idx, keys))
@@ -499,8 +509,10 @@ class HotspanManager(OffloadingManager):
         return CPULoadStoreSpec(self.cache.begin_load([chunk.key for chunk in chunks], record))
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        record = kept_state(req_context, RequestRecord)
+        if record is None or record.has_failed_load:
+            return  # it has no pins, and those of its chunks are others'
         self.cache.end_load([chunk.key for chunk in self._chunks(keys, req_context)])
-        record = self._record(req_context)
         size = len(keys) * self.cache.ram.slab.slot_bytes
         seconds = self._clock.monotonic() - record.load_began_s
         self.cache.stats.loaded(Tier.RAM, size, seconds)

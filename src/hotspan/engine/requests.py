@@ -73,6 +73,7 @@ class RequestRecord(Reader):
     spans:       names of the complete spans of its text. spans_kept: how many of them the prefix cache may have.
     is_renamed:  it was invalidated while it ran, or while its text was held: its blocks have random names.
     held_since_s: since when its text is held, by the monotonic clock; None if that is not known.
+    has_failed_load: its load could not be prepared: it is computed.
     """
 
     request: Request
@@ -95,6 +96,7 @@ class RequestRecord(Reader):
     spans_kept: int = 0
     is_renamed: bool = False
     held_since_s: float | None = None
+    has_failed_load: bool = False
     _hashes_done: int = 0
     _chains: dict[int, list[Chunk]] = field(default_factory=dict)
 

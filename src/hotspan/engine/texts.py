@@ -3,11 +3,15 @@
 An invalidation's text is hashed on a thread of its own. Beside requests that costs their steps several times what the
 hashing takes, since two threads hand Python's lock to each other; a text that nobody waits for is therefore only begun
 there, and hashed by the scheduler's thread, between steps (announcing.py).
+
+Tenants have turns at the thread, and invalidations go first: who announces many texts delays nobody's invalidation, and
+who invalidates many delays another's by one text.
 """
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 from vllm import SamplingParams
@@ -15,6 +19,8 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request
 
 from hotspan.core.terms import DEFAULT_TENANT
+from hotspan.core.threads import start_worker
+from hotspan.core.turns import InTurn
 from hotspan.engine.manager import HotspanManager
 from hotspan.engine.requests import RequestRecord
 
@@ -41,24 +47,55 @@ class Naming:
 
 
 class Texts:
-    """Begins one text after the other. hasher: makes the engine's function that names blocks."""
+    """Begins and names texts, one at a time. hasher: makes the engine's function that names blocks."""
 
     def __init__(self, manager: HotspanManager, hasher: Callable[[], Callable[..., Any]]) -> None:
         self._manager = manager
         self._hasher = hasher
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="hotspan-texts")
+        self._waiting: InTurn[tuple[Callable[[Mapping[str, Any]], Any], Mapping[str, Any], Future[Any]]] = InTurn()
+        self._changed = threading.Condition()
+        self._closing = False
+        start_worker("texts", self._run, is_over=lambda: self._closing)
 
     def begin(self, command: Mapping[str, Any]) -> "Future[Naming]":
         """The text of a command, with what its names depend on."""
-        return self._thread.submit(self._begun, command)
+        return self._queued(self._begun, command, is_urgent=False)
 
     def submit(self, command: Mapping[str, Any]) -> "Future[RequestRecord]":
-        """The text of a command, once it is named."""
-        return self._thread.submit(self._named, command)
+        """The text of an invalidation, once it is named."""
+        return self._queued(self._named, command, is_urgent=True)
 
     def close(self) -> None:
-        """Let go of the thread."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Let go of the thread; what waits is cancelled."""
+        with self._changed:
+            self._closing = True
+            while self._waiting:
+                self._waiting.take()[-1].cancel()
+            self._changed.notify()
+
+    def _queued(
+        self, do: Callable[[Mapping[str, Any]], Any], command: Mapping[str, Any], *, is_urgent: bool
+    ) -> "Future[Any]":
+        answer: Future[Any] = Future()
+        with self._changed:
+            if self._closing:
+                raise RuntimeError("the engine ends")
+            owner = str(command.get("tenant") or DEFAULT_TENANT)
+            self._waiting.add(owner, (do, command, answer), is_urgent=is_urgent)
+            self._changed.notify()
+        return answer
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closing)
+                if self._closing:
+                    return
+                do, command, answer = self._waiting.take()
+            try:
+                answer.set_result(do(command))
+            except Exception as error:  # a Future that nobody answers would be waited for in vain
+                answer.set_exception(error)
 
     def _begun(self, command: Mapping[str, Any]) -> Naming:
         """On the thread. The adapter's files are read and the tenant's keys asked for here, so that the scheduler's

@@ -2,9 +2,9 @@
 
 import asyncio
 import contextlib
-from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Hashable
 
+from hotspan.core.turns import InTurn
 from hotspan.http.bodies import Budget
 from hotspan.http.errors import HttpError
 
@@ -21,8 +21,7 @@ class Turns:
         self._at_once = at_once
         self._for_others = at_once - for_urgent
         self._budget = Budget(waiting, owners)
-        self._urgent: OrderedDict[Hashable, deque[asyncio.Future[None]]] = OrderedDict()
-        self._others: OrderedDict[Hashable, deque[asyncio.Future[None]]] = OrderedDict()
+        self._waiting: InTurn[asyncio.Future[None]] = InTurn()
         self._taken = self._taken_by_others = 0
 
     @contextlib.asynccontextmanager
@@ -53,9 +52,8 @@ class Turns:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     async def _take(self, owner: Hashable, *, is_urgent: bool) -> None:
-        queues = self._urgent if is_urgent else self._others
         came: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queues.setdefault(owner, deque()).append(came)
+        self._waiting.add(owner, came, is_urgent=is_urgent)
         self._serve()
         try:
             await came
@@ -72,14 +70,10 @@ class Turns:
     def _serve(self) -> None:
         """Give turns to those who wait, as far as there are any."""
         while self._taken < self._at_once:
-            is_urgent = bool(self._urgent)
-            if not is_urgent and (not self._others or self._taken_by_others >= self._for_others):
+            is_urgent = self._waiting.has_urgent
+            if not is_urgent and (not self._waiting.has_others or self._taken_by_others >= self._for_others):
                 return
-            queues = self._urgent if is_urgent else self._others
-            owner, queue = queues.popitem(last=False)
-            came = queue.popleft()
-            if queue:
-                queues[owner] = queue  # behind all other owners
+            came = self._waiting.take()
             if not came.done():
                 self._taken += 1
                 self._taken_by_others += not is_urgent

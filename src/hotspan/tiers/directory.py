@@ -8,6 +8,7 @@
 Everything is 0600 in a 0700 directory.
 """
 
+import contextlib
 import logging
 import os
 import stat
@@ -259,13 +260,16 @@ def replicas(path: Path) -> list[Path]:
 def check_directory(path: Path, disk_bytes: int, reserve_bytes: int = 0) -> None:
     """Raise DirectoryError if `path` could not be opened with `disk_bytes`, as far as can be told without a model.
 
-    Several replicas may be about to use it, or have used it.
+    Several replicas may be about to use it, or have used it. Directories that are made for the check are removed again:
+    the model may turn out to need none, or not to load.
     """
     files, locks = Files(), list[int]()
+    made = [each for each in (path, *path.parents) if not each.exists()]
     try:
         inner = replicas(path)
         make_directory(path, (*TIER.files, *(each.name for each in inner)), TIER.whose, known_by=TIER.table)
-        locks.extend(lock_directory(files, each, TIER.whose) for each in (path, *inner))
+        if not made:  # nobody uses what is not there
+            locks.extend(lock_directory(files, each, TIER.whose) for each in (path, *inner))
         if not any(map(_has_space, inner)):
             _check_new(path, disk_bytes, reserve_bytes)
     except OSError as error:
@@ -273,6 +277,9 @@ def check_directory(path: Path, disk_bytes: int, reserve_bytes: int = 0) -> None
     finally:
         for lock in locks:
             files.close(lock)
+        with contextlib.suppress(OSError):  # somebody else uses it by now
+            for each in made:
+                each.rmdir()
 
 
 def remove_directory(path: Path) -> int:

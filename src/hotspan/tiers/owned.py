@@ -57,18 +57,34 @@ def lock_directory(files: Files, path: Path, whose: str) -> int:
     fd = open_file(files, path / "lock")
     try:
         if not files.lock(fd):
-            owner = files.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+            owner = _signed(files, fd)
             raise DirectoryError(
                 f"{whose}'s directory {path} is in use by process {owner}: "
                 "each server needs a directory of its own, give --disk another one or stop that server"
             )
-        files.truncate(fd, 0)
-        name = f"{os.getpid()}\n".encode()
-        whole(files.pwrite(fd, name, 0), len(name))
+        _sign(files, fd, path)
     except BaseException:
         files.close(fd)
         raise
     return fd
+
+
+def _sign(files: Files, fd: int, path: Path) -> None:
+    """Write who holds the lock, for the messages of others; it is held without that, also where its place is bad."""
+    name = f"{os.getpid()}\n".encode()
+    try:
+        files.truncate(fd, 0)
+        whole(files.pwrite(fd, name, 0), len(name))
+    except OSError as error:
+        logger.warning("disk_lock_not_signed path=%s error=%s", path, str(error))
+
+
+def _signed(files: Files, fd: int) -> str:
+    """The process that holds the lock, as far as it can be read."""
+    try:
+        return files.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+    except OSError:
+        return "unknown"
 
 
 def check_space(path: Path, need: int, whose: str, reserve_bytes: int = 0) -> None:

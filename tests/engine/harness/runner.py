@@ -46,14 +46,20 @@ def kv_of(tokens: list[int], lora: str | None = None, weights: int = 0) -> list[
 class Row:
     """A request in the batch.
 
-    blocks: of each KV cache group. is_mixed: it came before the weights changed, and what it computes is nobody's.
+    blocks: of each KV cache group. prompt: tokens of its text. is_mixed: it came before the weights changed, and what it
+    computes is nobody's.
     """
 
     tokens: list[int]
     kv: list[int]
     lora: str | None
     blocks: list[list[int]]
+    prompt: int
     is_mixed: bool = False
+
+    def cut(self, answered: int) -> None:
+        """Drop tokens that were sampled in a step whose output the scheduler dropped."""
+        del self.tokens[self.prompt + answered :], self.kv[self.prompt + answered :]
 
     def append(self, token: int) -> None:
         self.tokens.append(token)
@@ -166,7 +172,13 @@ class KnownBytes(Executor):
         if self.on_step is not None:
             worker = connector.connector_worker.worker
             worker.wait(set(worker._pending))
-        output.finished_sending, output.finished_recving = connector.get_finished(scheduler_output.finished_req_ids)
+        if hasattr(connector, "get_transfer_results") and hasattr(output, "failed_recving"):  # since vLLM 0.32
+            results = connector.get_transfer_results(scheduler_output.finished_req_ids)
+            output.finished_sending, output.finished_recving = results.finished_sending, results.finished_recving
+            output.failed_recving = results.failed_recving
+        else:
+            output.finished_sending, output.finished_recving = connector.get_finished(scheduler_output.finished_req_ids)
+        output.invalid_block_ids = connector.get_block_ids_with_load_errors()
         output.kv_connector_stats = connector.get_kv_connector_stats()
         output.kv_connector_worker_meta = connector.build_connector_worker_meta()
         connector.clear_connector_metadata()
@@ -198,10 +210,9 @@ class KnownBytes(Executor):
         for new in output.scheduled_new_reqs:
             lora = self._adapter(new.lora_request)
             tokens = list(new.prompt_token_ids or ())
+            blocks = [list(each) for each in new.block_ids]
             kv = kv_of(tokens, lora, self.weights)
-            self._rows[new.req_id] = Row(
-                tokens, kv, lora, [list(each) for each in new.block_ids], new.req_id in self.mixed
-            )
+            self._rows[new.req_id] = Row(tokens, kv, lora, blocks, len(tokens), new.req_id in self.mixed)
             computed[new.req_id] = new.num_computed_tokens
         cached = output.scheduled_cached_reqs
         for n, name in enumerate(cached.req_ids):
@@ -211,6 +222,7 @@ class KnownBytes(Executor):
             elif blocks:
                 for held, more in zip(row.blocks, blocks, strict=True):
                     held += more
+            row.cut(cached.num_output_tokens[n])
             computed[name] = cached.num_computed_tokens[n]
         if self.on_step is not None and output.num_scheduled_tokens:
             self.on_step([(computed[name], count) for name, count in output.num_scheduled_tokens.items()])
