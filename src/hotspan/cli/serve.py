@@ -15,7 +15,7 @@ from hotspan.config.environment import environment
 from hotspan.config.keys import FLAGS
 from hotspan.config.own import CommandLine
 from hotspan.core.aftermath import stopping_in_order
-from hotspan.core.errors import HotspanError
+from hotspan.core.errors import ConfigError, HotspanError
 
 if TYPE_CHECKING:
     from hotspan.server.models.store import ModelStore
@@ -88,6 +88,8 @@ def _serve_store(store: "ModelStore", command_line: CommandLine) -> None:
     common = replace(command_line, model=str(store.directory))
     configuration = load_configuration(common, environment())
     show_warnings(configuration, is_store=True)
+    if {"nnodes", "headless"} & serve_options(configuration).engine_values.keys():
+        raise ConfigError("--nnodes and --headless are for one model: give MODEL, not a directory of models")
     words = (sys.executable, "-m", "hotspan.cli.serve")
     run_store(store, command_line, configuration, serve_options(configuration), words)
 

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from hotspan.cli.main import app
 from hotspan.config.own import CommandLine
 from hotspan.core.errors import ConfigError
 from hotspan.server.models.store import model_store, stored_models
@@ -66,3 +68,11 @@ def test_who_is_named_counts(tmp_path: Path) -> None:
     assert by_variable and not by_variable.is_container
     (tmp_path / "hotspan.yaml").write_text(f"model: {other}")
     assert model_store(CommandLine(flags={"config": str(tmp_path / "hotspan.yaml")}), {}, container) == by_variable
+
+
+@pytest.mark.parametrize("words", [("--nnodes", "2"), ("--headless",)])
+def test_a_store_is_on_one_host(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """Options that spread one engine over hosts are refused for a directory of models, before anything starts."""
+    store = make(tmp_path / "s", "a", "b")
+    run = CliRunner().invoke(app, ["serve", str(store), "--ram-gib", "1", *words])
+    assert run.exit_code == 2 and "--nnodes and --headless are for one model" in run.output

@@ -1,0 +1,228 @@
+"""An engine of a shape, as its own processes: started, asked, told to forget, stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.own_vllm import VLLM, a_strangers
+from tests.ports import free_port
+
+from .table import Shape
+
+TOKENS = 8
+POOL_BLOCKS, BLOCK = 24, 128
+START_S = 600.0
+_TOKEN = "shapes-admin-token-0123"
+_ROOT = Path(__file__).parents[2]
+_VARIABLES = {
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HOTSPAN_ADMIN_TOKEN": _TOKEN,
+    "RAY_DEDUP_LOGS": "0",
+}
+_MODEL = {
+    "dtype": "float32",
+    "max_model_len": 2048,
+    "enforce_eager": True,
+    "block_size": BLOCK,
+    "num_gpu_blocks_override": POOL_BLOCKS,
+    "kv_cache_memory_bytes": 1 << 26,
+}
+
+
+class Refused(Exception):
+    """The engine did not start; what all of its processes logged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of one request. chances: log-probabilities of the tokens."""
+
+    text: str
+    chances: list[float]
+    cached: int
+
+
+@dataclass
+class Engine:
+    """A running engine."""
+
+    shape: Shape
+    model: Path
+    directory: Path
+    processes: list[subprocess.Popen[Any]] = field(default_factory=list)
+    logs: list[Path] = field(default_factory=list)
+    port: int = 0
+
+    def ask(self, text: list[int]) -> Answer:
+        if "LLM" in self.shape.start:
+            return Answer(*self._told(text))
+        body = {"model": str(self.model), "prompt": text, "max_tokens": TOKENS, "temperature": 0, "logprobs": 1}
+        body |= {"ignore_eos": True}
+        said = json.loads(self._post("/v1/completions", body))
+        usage, (choice,) = said["usage"]["prompt_tokens_details"] or {}, said["choices"]
+        return Answer(choice["text"], choice["logprobs"]["token_logprobs"], usage.get("cached_tokens") or 0)
+
+    def forget(self) -> None:
+        """Invalidate everything that is cached."""
+        if "LLM" in self.shape.start:
+            assert self._told(None)
+        elif self.shape.start == "hotspan":
+            self._post("/hotspan/cache/invalidate", {"model": True})
+        else:
+            self._post("/reset_prefix_cache?reset_external=true", {})
+
+    def stop(self) -> None:
+        """In order: the head first."""
+        for process in self.processes:
+            if process.stdin is not None:
+                process.stdin.close()
+            elif process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(90)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise
+
+    def kill(self) -> None:
+        """SIGKILL to all of its processes."""
+        for process in self.processes:
+            with contextlib.suppress(psutil.Error):
+                parent = psutil.Process(process.pid)
+                for each in (parent, *parent.children(recursive=True)):
+                    with contextlib.suppress(psutil.Error):
+                        each.kill()
+            process.wait(60)
+
+    def said(self) -> str:
+        return "\n".join(log.read_text(errors="replace") for log in self.logs)
+
+    def _told(self, asked: list[int] | None) -> Any:
+        (process,) = self.processes
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps(asked) + "\n")
+        process.stdin.flush()
+        line = process.stdout.readline()
+        assert line, self.said()[-3000:]
+        return json.loads(line)
+
+    def _post(self, path: str, body: Any) -> bytes:
+        headers = {"content-type": "application/json", "authorization": f"Bearer {_TOKEN}"}
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode(), headers)
+        try:
+            with urllib.request.urlopen(request, timeout=300) as answer:
+                return bytes(answer.read())
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{path}: {error.code} {error.read()[:500]!r}") from error
+
+
+@contextlib.contextmanager
+def running(
+    shape: Shape, model: Path, directory: Path, shared: Path | None = None, *, is_cached: bool = True
+) -> Iterator[Engine]:
+    """An engine that answers. shared: the /dev/shm of a further host.
+
+    Raises: Refused if it ends before it does.
+    """
+    engine = Engine(shape, model, directory, port=free_port())
+    master = free_port()
+    try:
+        for node in range(shape.nodes):
+            log = directory / f"{len(list(directory.glob('*.log')))}-node{node}.log"
+            engine.logs.append(log)
+            engine.processes.append(_started(engine, node, master, log, shared, is_cached=is_cached))
+        _await(engine)
+        yield engine
+        engine.stop()
+    finally:
+        engine.kill()
+
+
+def _started(
+    engine: Engine, node: int, master: int, log: Path, shared: Path | None, *, is_cached: bool
+) -> subprocess.Popen[Any]:
+    shape, disk = engine.shape, engine.directory / "disk"
+    tiers: dict[str, Any] = {"ram_gib": 0.125} | ({"disk": str(disk), "disk_gib": 1} if shape.has_disk else {})
+    extra = {f"hotspan.{name}": value for name, value in tiers.items()}
+    transfer = {"kv_connector": "HotspanConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    environment = a_strangers() | _VARIABLES | {"PYTHONPATH": f"{_ROOT / 'src'}:{_ROOT}"}
+    with log.open("ab") as out:
+        if "LLM" in shape.start:
+            options: dict[str, Any] = {"model": str(engine.model)} | _MODEL | _offline(shape.options)
+            options |= {"kv_transfer_config": transfer} if is_cached else {}
+            settings = {"options": options, "forked": shape.start == "forked LLM", "tokens": TOKENS}
+            command = [sys.executable, "-m", "tests.shapes.offline", json.dumps(settings)]
+            pipe = subprocess.PIPE
+            return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=out, text=True, env=environment, cwd=_ROOT)
+        words = [str(engine.model), *_words(_MODEL), *shape.options.split(), "--enable-prompt-tokens-details"]
+        words += ["--port", str(engine.port), "--shutdown-timeout", "30"]
+        if shape.nodes > 1:
+            words += ["--nnodes", str(shape.nodes), "--node-rank", str(node)]
+            words += ["--master-addr", "127.0.0.1", "--master-port", str(master), *(["--headless"] if node else [])]
+        if shape.start == "hotspan":
+            words += _words(tiers) if is_cached else ["--no-cache"]
+            command = [sys.executable, "-m", "hotspan", "serve", *words]
+        else:
+            script = engine.directory / "own.py"
+            script.write_text(VLLM)
+            words += ["--kv-transfer-config", json.dumps(transfer)] if is_cached else []
+            command = [sys.executable, str(script), "serve", *words]
+        if node:
+            mount = f'mount --bind "{shared}" /dev/shm && exec "$@"'
+            command = ["unshare", "-m", "sh", "-c", mount, "sh", *command]
+        return subprocess.Popen(command, stdout=out, stderr=out, env=environment, cwd=_ROOT)
+
+
+def _await(engine: Engine) -> None:
+    """Wait until it answers. Raises: Refused if its first process ends."""
+    head, until = engine.processes[0], time.monotonic() + START_S
+    if head.stdout is not None:
+        if not head.stdout.readline():
+            raise Refused(engine.said())
+        return
+    url = f"http://127.0.0.1:{engine.port}/health"
+    while True:
+        if head.poll() is not None:
+            raise Refused(engine.said())
+        assert time.monotonic() < until, engine.said()[-5000:]
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):
+            return
+        time.sleep(0.3)
+
+
+def _words(options: dict[str, Any]) -> list[str]:
+    words: list[str] = []
+    for name, value in options.items():
+        words.append("--" + name.replace("_", "-"))
+        words += [] if value is True else [str(value)]
+    return words
+
+
+def _offline(options: str) -> dict[str, Any]:
+    words = options.split()
+    pairs = zip(words[::2], words[1::2], strict=True)
+    return {re.sub("-", "_", name[2:]): int(value) if value.isdigit() else value for name, value in pairs}
+
+
+def slabs(directory: Path) -> list[str]:
+    """Files of hotspan's in a /dev/shm."""
+    return [name for name in os.listdir(directory) if name.startswith("hotspan-slab-")]
