@@ -46,8 +46,8 @@ def kv_of(tokens: list[int], lora: str | None = None, weights: int = 0) -> list[
 class Row:
     """A request in the batch.
 
-    blocks: of each KV cache group. prompt: tokens of its text. is_mixed: it came before the weights changed, and what it
-    computes is nobody's.
+    blocks: of each KV cache group. prompt: tokens of its text. is_mixed: it came before the weights changed, and what
+    it computes is nobody's.
     """
 
     tokens: list[int]
