@@ -100,6 +100,29 @@ def test_a_daemon_that_comes_in_the_place_of_another(daemon: DaemonProcess, stor
         assert taken == {7, *TAG}, "what was acknowledged here holds there"
 
 
+def test_without_a_shared_log_an_invalidation_holds_on_one_replica(
+    stores: list[ObjectStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was stored before it is a miss there; what another replica stores later is a hit, since nobody told it.
+
+    Its receipt names that replica alone, and the log says so from the start.
+    """
+    with Peer(is_hotspan=False) as peer:
+        stores += [node_store(peer.name, peer.port) for _ in range(2)]
+        one, other = SteppedReplica(stores[0], "one"), SteppedReplica(stores[1], "other")
+        assert caplog.text.count("l2_log_not_shared") == 2
+        other.put(CHUNKS, TAGGED)
+        one.invalidate(labels=TAG)
+        assert one.ask(CHUNKS) == [False, False]
+        assert one.follower.readers().keys() == {"one"} and not one.follower.is_shared
+        while other.follower.generation <= one.follower.generation:  # milliseconds
+            other.poll()
+        other.put(OTHERS, TAGGED)
+        while one.follower.generation <= other.follower.generation:
+            one.poll()
+        assert one.ask(OTHERS) == [True, True]
+
+
 def test_a_replica_that_followed_a_log_trusts_nothing_without_it(stores: list[ObjectStore]) -> None:
     """What is on its disk may have been invalidated by others: with a log of its own it forgets all of it."""
     with Peer(is_hotspan=False) as peer:

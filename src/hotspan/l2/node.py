@@ -154,6 +154,7 @@ class ChosenLog:
         if not self._is_shared and not self._has_answered:
             self._answers()
             self._has_answered = True
+            logger.warning("l2_log_not_shared: invalidations hold on this replica only; name a log with --l2-log")
         return self._is_shared
 
     def _hand_over(self) -> None:
