@@ -167,6 +167,21 @@ def test_ram_over_hosts(tiny_model: Path, nodes: dict[str, Any]) -> None:
         assert engine.ask(texts[0]) == 0
 
 
+@CONFIGURED
+def test_reloaded_weights_over_hosts(tiny_model: Path, nodes: dict[str, Any]) -> None:
+    """Files on the scheduler's host do not tell what the other host has loaded: nothing of before is found again."""
+    with core(tiny_model, runner=TwoHosts, **nodes) as engine:
+        text = engine.text(1, LENGTH)
+        assert engine.ask(text) == 0
+        engine.settle()
+        engine.core.collective_rpc("reload_weights")
+        engine.forget_gpu()
+        assert engine.administrator.weights.state.source == "random"
+        assert engine.ask(text) == 0
+        engine.forget_gpu()
+        assert engine.ask(text) == WHOLE
+
+
 @pytest.mark.parametrize("tier", ["disk", "l2", "blend"])
 @CONFIGURED
 def test_lower_tiers_over_hosts_are_refused(tiny_model: Path, tmp_path: Path, nodes: dict[str, Any], tier: str) -> None:

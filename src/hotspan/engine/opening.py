@@ -120,7 +120,8 @@ def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -
         directory = opening.disk_directory() if follower is not None else None
         hasher = partial(block_hasher, config, spec.tokens_per_hash)
         administrator = Administrator(manager, disk, follower, directory, keyring, hasher, clock)
-        weights = WeightsWatch(manager, checkpoint, administrator.later, clock, is_private=is_private(fields))
+        files = None if spec.is_over_hosts else checkpoint  # other hosts have files of their own
+        weights = WeightsWatch(manager, files, administrator.later, clock, is_private=is_private(fields))
         administrator.weights = weights
         closing.callback(administrator.close)
         # First of all: it writes what waits to be written.
