@@ -19,6 +19,7 @@ from hotspan.testing.clock import SimulatedClock
 from proofs.simulated.memory_store import MemoryServer
 
 from .harness.core import Core, core
+from .weights_sequences import run
 
 TEXT = 1100
 
@@ -479,3 +480,13 @@ def test_what_nobody_will_look_for_leaves_the_disk(engine: Core) -> None:
     assert len(disk) > files
     engine.rpc("update_weights", update_info=4)
     assert len(disk) == files > 0
+
+
+# -- anything, in any order --------------------------------------------------------------------------------------------
+
+
+def test_no_sequence_reads_kv_of_other_weights() -> None:
+    """Requests, changes of weights, resets, sleep, restarts and edits of files, on two engines over one L2 and a disk:
+    no step reads KV of other weights than the engine has (10,000: `python -m tests.engine.weights_sequences`)."""
+    world = run(12, seed=1)
+    assert world.hits > 0 and len(world.counts) > 10
