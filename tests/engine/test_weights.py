@@ -6,7 +6,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +15,7 @@ import pytest
 
 from hotspan.core.directives import Directives
 from hotspan.core.terms import DEFAULT_TENANT
+from hotspan.engine import identity
 from hotspan.testing.clock import SimulatedClock
 from proofs.simulated.memory_store import MemoryServer
 
@@ -46,8 +47,14 @@ def models(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[P
     return [tiny_model, *(other(tiny_model, tmp_path_factory.mktemp("others") / f"w{n}", n) for n in (1, 2))]
 
 
-def running(model: Path, disk: Path | None = None, **options: Any) -> AbstractContextManager[Core]:
-    return core(model, disk=disk, clock=settled(), **options)
+@contextmanager
+def running(model: Path, disk: Path | None = None, **options: Any) -> Iterator[Core]:
+    """An engine whose workers reload files as a start loads them."""
+    with (
+        patch.object(identity, "RELOADS_AS_A_START", {"cpu"}),
+        core(model, disk=disk, clock=settled(), **options) as engine,
+    ):
+        yield engine
 
 
 @pytest.fixture

@@ -21,12 +21,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from .rig import prepare_environment
 
 prepare_environment()
 
 from hotspan.demo.model import make_demo_model  # noqa: E402
+from hotspan.engine import identity  # noqa: E402
 from hotspan.testing.clock import SimulatedClock  # noqa: E402
 from proofs.simulated.memory_store import MemoryServer  # noqa: E402
 
@@ -189,6 +191,7 @@ class World:
     def _started(self, at: int, model: Path) -> Core:
         clock = SimulatedClock(unix_s=time.time() + 1e6)
         disk = self._disk if at == 0 else None
+        self._stacks[at].enter_context(patch.object(identity, "RELOADS_AS_A_START", {"cpu"}))
         return self._stacks[at].enter_context(core(model, disk=disk, l2=self._server, clock=clock))
 
     def _check(self, at: int) -> None:
