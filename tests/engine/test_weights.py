@@ -6,7 +6,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,10 +15,12 @@ import pytest
 
 from hotspan.core.directives import Directives
 from hotspan.core.terms import DEFAULT_TENANT
+from hotspan.engine import identity
 from hotspan.testing.clock import SimulatedClock
 from proofs.simulated.memory_store import MemoryServer
 
 from .harness.core import Core, core
+from .weights_sequences import run
 
 TEXT = 1100
 
@@ -45,8 +47,14 @@ def models(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[P
     return [tiny_model, *(other(tiny_model, tmp_path_factory.mktemp("others") / f"w{n}", n) for n in (1, 2))]
 
 
-def running(model: Path, disk: Path | None = None, **options: Any) -> AbstractContextManager[Core]:
-    return core(model, disk=disk, clock=settled(), **options)
+@contextmanager
+def running(model: Path, disk: Path | None = None, **options: Any) -> Iterator[Core]:
+    """An engine whose workers reload files as a start loads them."""
+    with (
+        patch.object(identity, "RELOADS_AS_A_START", {"cpu"}),
+        core(model, disk=disk, clock=settled(), **options) as engine,
+    ):
+        yield engine
 
 
 @pytest.fixture
@@ -479,3 +487,13 @@ def test_what_nobody_will_look_for_leaves_the_disk(engine: Core) -> None:
     assert len(disk) > files
     engine.rpc("update_weights", update_info=4)
     assert len(disk) == files > 0
+
+
+# -- anything, in any order --------------------------------------------------------------------------------------------
+
+
+def test_no_sequence_reads_kv_of_other_weights() -> None:
+    """Requests, changes of weights, resets, sleep, restarts and edits of files, on two engines over one L2 and a disk:
+    no step reads KV of other weights than the engine has (10,000: `python -m tests.engine.weights_sequences`)."""
+    world = run(12, seed=1)
+    assert world.hits > 0 and len(world.counts) > 10

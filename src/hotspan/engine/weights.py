@@ -145,13 +145,18 @@ class WeightsWatch:
         asked = executor.collective_rpc
 
         def collective_rpc(method: Any, timeout: Any = None, args: Any = (), kwargs: Any = None, **how: Any) -> Any:
-            return self.call(method, tuple(args), kwargs or {}, lambda: asked(method, timeout, args, kwargs, **how))
+            return self.call(
+                method, tuple(args or ()), kwargs or {}, lambda: asked(method, timeout, args, kwargs, **how)
+            )
 
         executor.collective_rpc = collective_rpc
         self.is_bound = True
         worker = getattr(getattr(executor, "driver_worker", None), "worker", None)
-        if worker is not None and callable(getattr(worker, "get_model", None)):
-            self._follow_model(worker.get_model())
+        try:
+            if worker is not None:
+                self._follow_model(worker.get_model())
+        except Exception as error:  # the engine may have no model yet: it is loaded by an RPC then
+            logger.info("model_not_followed error=%s", error)
 
     def require_bound(self) -> None:
         """Cache nothing in an engine that nobody told us to follow."""

@@ -1,0 +1,250 @@
+"""Random sequences of requests, changes of weights, resets, sleep, restarts and edits of files, against known bytes.
+
+    python -m tests.engine.weights_sequences 10000 [--seed N]
+
+Two engines of real schedulers, caches and tiers (harness/core.py) share an L2; one of them has a disk. Each token's KV
+is a number that only its text and the weights it was computed with give: whatever is read in a step is compared with
+that of the weights that the engine has. The engines live on from sequence to sequence, until one is restarted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import random
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from .rig import prepare_environment
+
+prepare_environment()
+
+from hotspan.demo.model import make_demo_model  # noqa: E402
+from hotspan.engine import identity  # noqa: E402
+from hotspan.testing.clock import SimulatedClock  # noqa: E402
+from proofs.simulated.memory_store import MemoryServer  # noqa: E402
+
+from .harness.core import Core, core  # noqa: E402
+
+OPERATIONS = 10
+"""Of one sequence."""
+
+_TEXTS, _TOKENS = 6, 1300
+_CHANGES = ("reload", "reload_own", "edit_and_reload", "function", "update", "fails", "sleep")
+
+
+class Failed(Exception):
+    """An engine read KV of other weights, or cached nothing where it should."""
+
+
+def write_weights(directory: Path, number: int) -> None:
+    """Give a directory other weights of the same shape, under another inode: no two edits look alike."""
+    file = directory / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little")
+    data[start : start + 64 * 997 : 997] = number.to_bytes(8, "little") * 8
+    fresh = file.with_suffix(".part")
+    fresh.write_bytes(data)
+    os.replace(fresh, file)
+
+
+class World:
+    """Two engines, what they share, and the checkpoints that they may load.
+
+    counts: what was done. hits: tokens that were cached.
+    """
+
+    def __init__(self, directory: Path, seed: int) -> None:
+        self.chance = random.Random(f"weights:{seed}")
+        self.counts: Counter[str] = Counter()
+        self.hits = 0
+        self._numbers = 0
+        self._server = MemoryServer()
+        self._disk = directory / "disk"
+        first = make_demo_model(directory / "w0", "tiny").path
+        self.models = [first, directory / "w1", directory / "w2", directory / "own"]
+        for number, model in enumerate(self.models[1:], 1):
+            shutil.copytree(first, model)
+            write_weights(model, number)
+        self._stacks = [ExitStack(), ExitStack()]
+        self.engines: list[Core] = []
+        for at in range(2):
+            self.engines.append(self._started(at, self.models[0]))
+        self.texts = [self.engines[0].text(n, _TOKENS) for n in range(_TEXTS)]
+        for n in range(1, _TEXTS, 2):  # with a beginning in common
+            self.texts[n][:600] = self.texts[n - 1][:600]
+
+    def close(self) -> None:
+        for at in range(2):
+            self._check(at)
+            self._stacks[at].close()
+
+    def sequence(self) -> None:
+        """Do a few things. Raises: Failed."""
+        for _ in range(OPERATIONS):
+            at = self.chance.randrange(2)
+            names = ("ask", "start", "settle", "evict", "reset", "step", "edit", "change", "restart")
+            (name,) = self.chance.choices(names, (10, 4, 3, 3, 1, 3, 1, 5, 0.3))
+            if name == "change":
+                name = self.chance.choice(_CHANGES)
+            self.counts[name] += 1
+            operation: Callable[[int], None] = getattr(self, f"_{name}")
+            operation(at)
+            self._check(at)
+        self._audit(self.chance.randrange(2))
+
+    # -- operations ------------------------------------------------------------------------------------------------
+
+    def _ask(self, at: int) -> None:
+        text = self.chance.choice(self.texts)
+        self.hits += self.engines[at].ask(text[: self.chance.choice((700, len(text)))], self.chance.choice((1, 3)))
+
+    def _start(self, at: int) -> None:
+        self._numbers += 1
+        self.engines[at].start(f"running-{self._numbers}", self.chance.choice(self.texts), self.chance.choice((1, 40)))
+        self.engines[at].step(self.chance.randrange(3))
+
+    def _step(self, at: int) -> None:
+        self.engines[at].step(self.chance.randrange(1, 5))
+
+    def _settle(self, at: int) -> None:
+        self.engines[at].settle()
+
+    def _evict(self, at: int) -> None:
+        engine = self.engines[at]
+        engine.finish()
+        engine.forget_gpu()
+        engine.forget_ram()
+
+    def _reset(self, at: int) -> None:
+        self.engines[at].core.reset_prefix_cache(self.chance.random() < 0.5, self.chance.random() < 0.2)
+
+    def _edit(self, at: int) -> None:
+        self._numbers += 1
+        write_weights(self.models[3], 10_000 + self._numbers)
+
+    def _reload(self, at: int) -> None:
+        self.engines[at].rpc("reload_weights", weights_path=str(self.chance.choice(self.models)))
+
+    def _reload_own(self, at: int) -> None:
+        self.engines[at].rpc("reload_weights")
+
+    def _edit_and_reload(self, at: int) -> None:
+        self._edit(at)
+        self.engines[at].rpc("reload_weights", weights_path=str(self.models[3]))
+        if self.chance.random() < 0.3:
+            self._edit(at)  # while its digest is taken
+
+    def _function(self, at: int) -> None:
+        weights = self.chance.getrandbits(64)
+        self.engines[at].rpc(lambda worker: setattr(worker, "weights", weights))
+
+    def _update(self, at: int) -> None:
+        engine = self.engines[at]
+        if self.chance.random() < 0.7:
+            engine.rpc("start_weight_update")
+        for _ in range(self.chance.randrange(1, 3)):
+            engine.rpc("update_weights", update_info=self.chance.getrandbits(64))
+            if self.chance.random() < 0.3:
+                self._ask(at)
+        engine.rpc("finish_weight_update")
+
+    def _fails(self, at: int) -> None:
+        def change(worker: Any) -> None:
+            worker.weights = 1 + self.chance.getrandbits(60)
+            raise ValueError("half-way")
+
+        try:
+            self.engines[at].rpc(change)
+        except ValueError:
+            return
+        raise Failed("who asked was not told that the call failed")
+
+    def _sleep(self, at: int) -> None:
+        engine = self.engines[at]
+        level = self.chance.choice((1, 2))
+        engine.core.sleep(level)
+        if level == 2 and self.chance.random() < 0.7:
+            engine.core.wake_up(["weights"])
+            engine.rpc("reload_weights", weights_path=str(self.chance.choice(self.models)))
+            engine.core.wake_up(["kv_cache"])
+        else:
+            engine.core.wake_up()
+
+    def _restart(self, at: int) -> None:
+        self.engines[at].finish()
+        self._check(at)
+        self._stacks[at].close()
+        self._stacks[at] = ExitStack()
+        self.engines[at] = self._started(at, self.chance.choice(self.models))
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _started(self, at: int, model: Path) -> Core:
+        clock = SimulatedClock(unix_s=time.time() + 1e6)
+        disk = self._disk if at == 0 else None
+        self._stacks[at].enter_context(patch.object(identity, "RELOADS_AS_A_START", {"cpu"}))
+        return self._stacks[at].enter_context(core(model, disk=disk, l2=self._server, clock=clock))
+
+    def _check(self, at: int) -> None:
+        engine = self.engines[at]
+        if engine.runner.wrong:
+            raise Failed(f"engine {at} read {engine.runner.wrong} tokens' KV of other weights")
+
+    def _audit(self, at: int) -> None:
+        """Every text is right from every tier, and found again where the weights have a name."""
+        engine = self.engines[at]
+        engine.finish()
+        engine.until_named()
+        text = self.chance.choice(self.texts)
+        found = 0
+        for _ in range(4):  # the other one's reset may come in between: it is for all
+            found = found or engine.ask(text)
+        self.hits += found
+        if not found:
+            raise Failed(f"engine {at} does not find what it has just computed")
+        self._check(at)
+
+
+def run(sequences: int, seed: int, *, report: Callable[[str], None] = lambda line: None) -> World:
+    """Do so many sequences. Raises: Failed, with the sequence's number."""
+    with tempfile.TemporaryDirectory() as directory:
+        world = World(Path(directory), seed)
+        try:
+            for number in range(sequences):
+                try:
+                    world.sequence()
+                except Failed as error:
+                    raise Failed(f"sequence {number} of seed {seed}: {error}") from error
+                if (number + 1) % 500 == 0:
+                    report(f"{number + 1} sequences, {world.hits} tokens found, {dict(world.counts)}")
+        finally:
+            world.close()
+        return world
+
+
+def main() -> None:
+    """From the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sequences", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    logging.disable(logging.WARNING)
+    begun_s = time.monotonic()
+    world = run(given.sequences, given.seed, report=lambda line: print(line, flush=True))
+    print(
+        f"{given.sequences} sequences, seed {given.seed}: 0 tokens of other weights read, {world.hits} tokens found, "
+        f"{sum(world.counts.values())} operations in {time.monotonic() - begun_s:.0f} s: {dict(world.counts)}"
+    )
+
+
+if __name__ == "__main__":
+    main()
