@@ -195,6 +195,10 @@ router-overhead: develop  ## What the router adds to a request (about 5 minutes;
 invalidation-storm: develop  ## What a tenant's thousand updates a minute cost the others, over 8 replicas (about 6 minutes; wants redis-server)
 	@$(BIN)/python -m benchmarks.invalidation_storm --output benchmarks/results/invalidation-storm.json
 
+.PHONY: noisy-tenant
+noisy-tenant: develop  ## What a tenant that does its worst on every route costs another one (about 4 minutes; wants a quiet machine)
+	@$(BIN)/python -m benchmarks.noisy_tenant --output benchmarks/results/noisy-tenant.json
+
 # The long runs behind docs/guarantees.md; the suite has a small version of each. Each stops with status 1 if it fails.
 R := benchmarks/results/proofs
 .PHONY: proofs kill power flip fault l2 slow slow-l2 model simulate fuzz replicas identity soak timing bits bad-places load
