@@ -193,9 +193,7 @@ def keyless(engine: Core, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool
     """While it holds True, the keys of no tenant can be had, as when the key-management service is away."""
     is_away = [False]
     keyer = engine.manager._admission.keyer
-    monkeypatch.setattr(
-        engine.manager._admission, "keyer", lambda tenant, lora: None if is_away[0] else keyer(tenant, lora)
-    )
+    monkeypatch.setattr(engine.manager._admission, "keyer", lambda *whose: None if is_away[0] else keyer(*whose))
     yield is_away
 
 

@@ -180,18 +180,18 @@ def test_where_outputs_are_kept() -> None:
     """Where it was not tried, or another connector has them, nothing is taken over."""
 
     def config(**changed: Any) -> Any:
-        given = {"ec": None, "sees": True, "workers": 1, "v2": False} | changed
+        given = {"ec": None, "sees": True, "workers": 1, "ray": False, "v2": False} | changed
         return SimpleNamespace(
             ec_transfer_config=given["ec"] and SimpleNamespace(ec_connector=given["ec"]),
             model_config=SimpleNamespace(is_multimodal_model=given["sees"]),
-            parallel_config=SimpleNamespace(world_size=given["workers"]),
+            parallel_config=SimpleNamespace(world_size=given["workers"], use_ray=given["ray"]),
             use_v2_model_runner=given["v2"],
         )
 
     settings = CacheSettings(1 << 30)
     assert keeps_outputs(settings, config()) and keeps_outputs(settings, config(ec="OutputConnector"))
     assert not keeps_outputs(CacheSettings(1 << 30, encoder_outputs=False), config())
-    for other in ({"ec": "ECExampleConnector"}, {"sees": False}, {"workers": 2}, {"v2": True}):
+    for other in ({"ec": "ECExampleConnector"}, {"sees": False}, {"workers": 2}, {"ray": True}, {"v2": True}):
         assert not keeps_outputs(settings, config(**other))
 
 

@@ -23,6 +23,7 @@ from tests.engine.blend.test_agreement import Pool
 from tests.engine.harness.core import CHUNK
 from tests.engine.harness.simulated import SimulatedCore, simulated
 from tests.engine.test_encoder_outputs import Engine, forget_ram
+from tests.engine.test_weights import reload, running
 from tests.keyring.rig import eventually, make_kek, make_store
 
 TOKENS = 4 * CHUNK + 50
@@ -57,6 +58,21 @@ def hang_in_the_middle(engine: SimulatedCore, text: list[int]) -> None:
     engine.step()
     engine.medium.hang()
     engine.finish()
+
+
+def what_weights_do(path: Path, model: Path) -> None:
+    """Weights that are reloaded from files, and changed in some other way; a request that comes in the middle."""
+    with running(model, path / "kv") as engine:
+        metrics = CacheMetrics(engine.cache, None)
+        engine.stored(engine.text(1, TOKENS))
+        reload(engine)
+        metrics.report(1.0)
+        engine.rpc("start_weight_update")
+        engine.ask(engine.text(2, TOKENS))
+        metrics.report(1.0)
+        engine.rpc("finish_weight_update")
+        engine.until_named()
+        metrics.report(1.0)
 
 
 def what_is_refused(path: Path, model: Path) -> None:
@@ -176,4 +192,12 @@ def what_keys_do(path: Path, model: Path) -> None:
         metrics.report(1.0)
 
 
-WAYS = (what_requests_find, what_is_refused, what_sessions_do, what_is_encoded, what_is_blended, what_keys_do)
+WAYS = (
+    what_requests_find,
+    what_weights_do,
+    what_is_refused,
+    what_sessions_do,
+    what_is_encoded,
+    what_is_blended,
+    what_keys_do,
+)

@@ -13,7 +13,7 @@ from hotspan.daemon.metrics import GAUGES, DaemonFigures
 from hotspan.daemon.stored import PoolCounts
 from hotspan.engine.metrics import DEFINITIONS
 
-BOUNDED = {"tier", "fault", "choice", "what", "reason", "engine_state"}
+BOUNDED = {"tier", "fault", "choice", "what", "reason", "engine_state", "source"}
 """Labels whose values are of an enumeration of hotspan's own. Others grow with what clients send, or name them."""
 
 
