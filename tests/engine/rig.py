@@ -213,7 +213,9 @@ def rig(
 
     settings = CacheOptions(ram_gib=ram_gib, disk=disk, disk_gib=disk_gib if disk is not None else None).settings()
     # Whether a late chunk is a miss is tested with a simulated clock; here a stall of a busy machine must not decide.
-    settings = dataclasses.replace(settings, **({"patience_s": 10.0, "is_served": True} | (cache or {})))
+    settings = dataclasses.replace(
+        settings, **({"patience_s": 10.0, "chunk_tokens": CHUNK, "is_served": True} | (cache or {}))
+    )
     with recorded() as digests:
         llm = LLM(
             str(model),

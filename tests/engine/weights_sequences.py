@@ -206,7 +206,7 @@ class World:
         engine.until_named()
         text = self.chance.choice(self.texts)
         found = 0
-        for _ in range(4):  # the other one's reset may come in between: it is for all
+        for _ in range(4):  # a reset or sleep of the other may come in between: by the L2's log it is for all
             found = found or engine.ask(text)
         self.hits += found
         if not found:

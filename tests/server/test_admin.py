@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from hotspan.bench.prose import prose
+from hotspan.core.types import CHUNK_TOKENS
 
 from .conftest import Server, serving
 
@@ -193,7 +194,7 @@ def test_invalidation_by_text(house: House, salt: str | None) -> None:
     salted = {} if salt is None else {"cache_salt": salt}
     house.ask("acme", text, **salted)
     assert (whole := house.ask("acme", text, **salted)) > 512
-    assert house.invalidate(KEYS["acme"], prompt=text, tokens_from=256, **salted)["removed"]["ram_chunks"] > 0
+    assert house.invalidate(KEYS["acme"], prompt=text, tokens_from=CHUNK_TOKENS, **salted)["removed"]["ram_chunks"] > 0
     assert 0 < house.ask("acme", text, **salted) < whole
     house.invalidate(KEYS["acme"], prompt=text, **salted)
     assert house.ask("acme", text, **salted) == 0
@@ -306,9 +307,12 @@ def test_documents_are_warmed_before_their_first_question(house: House, tmp_path
     words += ("--token", house.token, "--ttl", "1h", "--json")
     runs = [json.loads(house.cache(*words).stdout) for _ in range(2)]
     assert [run["texts"] for run in runs] == [2, 2] and not runs[0]["failed"] and runs[0]["bytes"] > 0
-    assert runs[0]["cached"] == 0 and runs[1]["tokens"] - runs[1]["cached"] < 2 * 256
+    assert runs[0]["cached"] == 0 and runs[1]["tokens"] - runs[1]["cached"] < 2 * CHUNK_TOKENS
     for text in texts.values():
-        assert house.ask("acme", f"Read this.\n{text}\nQuestion: what is new?") >= runs[0]["tokens"] // 2 - 2 * 256
+        assert (
+            house.ask("acme", f"Read this.\n{text}\nQuestion: what is new?")
+            >= runs[0]["tokens"] // 2 - 2 * CHUNK_TOKENS
+        )
     assert house.ask("globex", f"Read this.\n{texts['0.txt']}\nQuestion: what is new?") == 0
     house.invalidate(KEYS["acme"], tags=["0.txt"])
     assert house.ask("acme", f"Read this.\n{texts['0.txt']}\nQuestion: what?") < 256
@@ -319,7 +323,7 @@ def test_an_announced_chat_is_the_one_that_is_asked(house: House) -> None:
     chat = {"model": house.server.model, "messages": [{"role": "user", "content": prose(910, WORDS)}], "max_tokens": 1}
     status, said = house.call("POST", "/v1/chat/completions", KEYS["acme"], chat)
     assert status == 200, said
-    for who, chunks in (("acme", said["usage"]["prompt_tokens"] // 256), ("globex", 0)):
+    for who, chunks in (("acme", said["usage"]["prompt_tokens"] // CHUNK_TOKENS), ("globex", 0)):
         status, told = house.call("POST", "/hotspan/cache/prefetch", KEYS[who], chat)
         assert status == 200, told
         (replica,) = told["replicas"]

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from hotspan.bench.prose import prose
+from hotspan.core.types import CHUNK_TOKENS
 from tests.daemon.rig import DaemonProcess
 from tests.ports import free_port
 
@@ -26,7 +27,7 @@ from .conftest import Server, serving
 pytestmark = pytest.mark.engine
 
 TEXTS = [prose(seed, 1500) for seed in range(8)]
-CHUNK = 256
+CHUNK = CHUNK_TOKENS
 EXACT = re.compile(r'^hotspan_router_events_state\{reason="",replica=[^}]*\} (\S+)$', re.MULTILINE)
 PIECE, PIECES = 512, re.compile(r"^hotspan_router_index_pieces (\S+)$", re.MULTILINE)
 STORED = re.compile(r'^hotspan_cache_store_seconds_count\{[^}]*tier="l2"[^}]*\} (\S+)$', re.MULTILINE)

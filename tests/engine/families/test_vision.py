@@ -17,6 +17,7 @@ from transformers.utils import is_torchvision_available
 from hotspan.bench.prose import prose
 from hotspan.config.settings import CacheOptions
 from hotspan.core.aftermath import Aftermath
+from hotspan.core.types import CHUNK_TOKENS
 from hotspan.engine.guard import RequestGuard
 from tests.engine.test_media import TENANT, part
 
@@ -25,7 +26,7 @@ from .vision import SIGHTS, Sight, make_sight
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 on_one_loop = pytest.mark.asyncio(loop_scope="module")
 
-CHUNK = 256
+CHUNK = CHUNK_TOKENS
 SIDE = 112
 RED, LIME = (Image.new("RGB", (SIDE, SIDE), colour) for colour in ("red", "lime"))
 BEFORE, AFTER = prose(5, 450), prose(6, 400)
