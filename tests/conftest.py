@@ -1,6 +1,7 @@
 """What every test begins with."""
 
 import logging
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -26,3 +27,11 @@ settings.load_profile("gate")
 def _warnings_are_heard() -> None:
     """An application that an earlier test built may have raised the root logger's level."""
     logging.getLogger().setLevel(logging.WARNING)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that nobody trained, small enough to be served within seconds."""
+    from hotspan.demo.model import make_demo_model  # it imports torch
+
+    return make_demo_model(tmp_path_factory.mktemp("models") / "tiny", "tiny").path

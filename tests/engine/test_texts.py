@@ -65,6 +65,17 @@ def test_one_that_fails_is_told_and_the_next_is_named(texts: Rig) -> None:
     assert named.result(HANG_S) == "a2"
 
 
+def test_one_that_nobody_waits_for_any_more_is_not_named(texts: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """Who gave up takes no turn, and the thread goes on without a pause."""
+    wait(texts.begin, "a0")
+    assert texts.is_begun.wait(HANG_S)
+    given_up, named = wait(texts.begin, "a1", "a2")
+    assert given_up.cancel()
+    texts.go_on.set()
+    assert named.result(HANG_S) == "a2" and texts.served == ["a0", "a2"]
+    assert "thread_failed" not in caplog.text
+
+
 def test_what_waits_at_the_end_is_cancelled(texts: Rig) -> None:
     """An engine that ends answers what waits, and takes no more."""
     wait(texts.begin, "a0")

@@ -46,21 +46,12 @@ def python(*words: str, **variables: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from hotspan.demo.model import make_demo_model
-
-    directory = tmp_path_factory.mktemp("examples") / "model"
-    make_demo_model(directory, "tiny")
-    return directory
-
-
-@pytest.fixture(scope="module")
-def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """`hotspan serve` without keys, with LoRA."""
     work = tmp_path_factory.mktemp("served")
     port, adapters = free_port(), work / "adapters"
     adapters.mkdir()
-    words = f"{BIN}/hotspan serve {model} --ram-gib 0.5 --enable-lora --adapters {adapters} --port {port}"
+    words = f"{BIN}/hotspan serve {tiny_model} --ram-gib 0.5 --enable-lora --adapters {adapters} --port {port}"
     with running(" ".join([words, *SMALL]), port, work / "log", HOTSPAN_ADMIN_TOKEN=TOKEN):
         yield Served(port, adapters)
 
@@ -89,12 +80,12 @@ def test_agent(served: Served) -> None:
     assert found[0] == 0 and min(found[1:]) >= 512
 
 
-def test_multi_tenant(model: Path, tmp_path: Path) -> None:
+def test_multi_tenant(tiny_model: Path, tmp_path: Path) -> None:
     """Tenants hit and invalidate their own only."""
     file, port = tmp_path / "tenants.yaml", free_port()
     shutil.copy(EXAMPLES / "multi_tenant" / "tenants.yaml", file)
     file.chmod(0o600)
-    words = f"{BIN}/hotspan serve {model} --ram-gib 0.5 --tenants {file} --port {port}"
+    words = f"{BIN}/hotspan serve {tiny_model} --ram-gib 0.5 --tenants {file} --port {port}"
     with running(" ".join([words, *SMALL]), port, tmp_path / "log"):
         text = python(str(EXAMPLES / "multi_tenant" / "tenants.py"), f"http://127.0.0.1:{port}")
     assert "status 401" in text
@@ -103,11 +94,11 @@ def test_multi_tenant(model: Path, tmp_path: Path) -> None:
     assert tokens(text, "acme still has its own") >= 256
 
 
-def test_lora(served: Served, model: Path) -> None:
+def test_lora(served: Served, tiny_model: Path) -> None:
     """The adapter is registered, and answers as its formatter says."""
     from tests.demo_adapter import make_demo_adapter
 
-    make_demo_adapter(served.adapters / "support", model, seed=1)
+    make_demo_adapter(served.adapters / "support", tiny_model, seed=1)
     shutil.copy(EXAMPLES / "lora" / "support" / "formatter.yaml", served.adapters / "support")
     words = [str(EXAMPLES / "lora" / "register.sh"), "helper", "support", served.url]
     variables = ENVIRONMENT | {"HOTSPAN_ADMIN_TOKEN": TOKEN}
@@ -116,7 +107,7 @@ def test_lora(served: Served, model: Path) -> None:
     assert '"reply"' in done.stdout and '"adapter":"helper"' in done.stdout.replace(" ", "")
 
 
-def test_notebook(served: Served, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook(served: Served, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cells run, in their order, on two servers and a small volume; the report shows both."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
@@ -133,7 +124,9 @@ def test_notebook(served: Served, model: Path, tmp_path: Path, monkeypatch: pyte
         "VOLUME_GIB = 2 ": "VOLUME_GIB = 0.02 ",
         '"--quiet"]': '"--quiet", "--ldqa-document-length", "1000"]',
     }
-    with running(" ".join([f"{BIN}/hotspan serve {model} --no-cache --port {alone}", *SMALL]), alone, tmp_path / "log"):
+    with running(
+        " ".join([f"{BIN}/hotspan serve {tiny_model} --no-cache --port {alone}", *SMALL]), alone, tmp_path / "log"
+    ):
         for cell in cells:
             for text, other in local.items():
                 cell = cell.replace(text, other)

@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from hotspan.config.server_settings import ServerSettings
-from hotspan.demo.model import make_demo_model
 from hotspan.server.options import ServeOptions
 from tests.ports import free_port
 
@@ -132,11 +130,6 @@ def environment_is_read() -> Iterator[None]:
     finally:
         if was_cached:
             envs.enable_envs_cache()
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_demo_model(tmp_path_factory.mktemp("models") / "tiny", "tiny").path
 
 
 def serve_options(**given: Any) -> ServeOptions:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hotspan.core.shared_memory import SHARED_MEMORY
-from hotspan.demo.model import make_demo_model
+from hotspan.core.types import CHUNK_TOKENS
 from tests.tiers.mounts import mounted
 
 from .engines import BLOCK, POOL_BLOCKS, Answer, Engine, Refused, running, slabs
@@ -17,7 +17,7 @@ from .table import SHAPES, Shape
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(3000)]
 
-LENGTH, CHUNK = 1500, 256
+LENGTH, CHUNK = 1500, CHUNK_TOKENS
 WHOLE = LENGTH // CHUNK * CHUNK
 TEXTS = 4
 CLOSE = 2e-3
@@ -30,17 +30,10 @@ def text_of(seed: int) -> list[int]:
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model") / "tiny"
-    make_demo_model(directory, "tiny")
-    return directory
-
-
-@pytest.fixture(scope="session")
-def truth(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
+def truth(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
     """The answers of an engine without hotspan."""
     plain = Shape("LLM", "one rank")
-    with running(plain, model, tmp_path_factory.mktemp("truth"), is_cached=False) as engine:
+    with running(plain, tiny_model, tmp_path_factory.mktemp("truth"), is_cached=False) as engine:
         return [engine.ask(text_of(seed)) for seed in range(TEXTS)]
 
 
@@ -73,21 +66,21 @@ def reload_weights(engine: Engine, truth: list[Answer]) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_shape(shape: Shape, model: Path, truth: list[Answer], tmp_path: Path, shared: Path | None) -> None:
+def test_shape(shape: Shape, tiny_model: Path, truth: list[Answer], tmp_path: Path, shared: Path | None) -> None:
     """Cold, hit, invalidation, restart and kill: the answers of an engine without hotspan, or words at the start."""
     before = set(slabs(SHARED_MEMORY))
     if shape.refused is not None:
-        with pytest.raises(Refused, match=shape.refused), running(shape, model, tmp_path, shared):
+        with pytest.raises(Refused, match=shape.refused), running(shape, tiny_model, tmp_path, shared):
             pass
     else:
-        with running(shape, model, tmp_path, shared) as engine:
+        with running(shape, tiny_model, tmp_path, shared) as engine:
             cold, hit = ask_all(engine, truth), ask_all(engine, truth)
             assert min(hit) >= WHOLE and (shape.replicas > 1 or max(cold) < CHUNK), (cold, hit)
             engine.forget()
             (gone, *_) = ask_all(engine, truth)
             assert shape.replicas > 1 or gone < CHUNK
             reload_weights(engine, truth)
-        with running(shape, model, tmp_path, shared) as engine:
+        with running(shape, tiny_model, tmp_path, shared) as engine:
             warm = ask_all(engine, truth)
             assert min(warm) >= WHOLE if shape.has_disk else shape.replicas > 1 or max(warm) < CHUNK, warm
             if shared is not None:

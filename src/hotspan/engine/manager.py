@@ -204,8 +204,9 @@ class HotspanManager(OffloadingManager):
         logger.warning("adapter_changed name=%s blocks=%d requests=%d", lora.lora_name, blocks, len(users))
 
     def keyer(self, tenant: str, lora: LoRARequest | None, namespace: bytes | None = None) -> ChunkKeyer | None:
-        """What names the chunks of a tenant and an adapter, in another namespace if one is given; None if that is not
-        known now.
+        """What names the chunks of a tenant and an adapter; None if that is not known now.
+
+        namespace: another than that of the weights which the engine has now.
         """
         return self._admission.keyer(tenant, lora, namespace)
 

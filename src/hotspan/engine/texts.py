@@ -92,6 +92,8 @@ class Texts:
                 if self._closing:
                     return
                 do, command, answer = self._waiting.take()
+            if not answer.set_running_or_notify_cancel():
+                continue
             try:
                 answer.set_result(do(command))
             except Exception as error:  # a Future that nobody answers would be waited for in vain
