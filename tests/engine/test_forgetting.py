@@ -315,3 +315,19 @@ def test_what_was_forgotten_stays_forgotten_after_a_restart(tiny_model: Path, tm
         engine.settle()
         engine.administer(do="invalidate", tags=["kept"])
         assert engine.ask(kept, 1) == 0
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_resets_one_after_the_other(tiny_model: Path, running: bool) -> None:
+    """The engine takes a reset of all tiers before it has made a step since the last one, with copies in flight."""
+    with core(tiny_model) as engine:
+        text = engine.text(1, 4 * CHUNK)
+        engine.start("stores", text, 8)
+        engine.until(lambda: engine.core.scheduler.connector.connector_scheduler._jobs, engine.step)
+        for _ in range(3):
+            engine.core.reset_prefix_cache(reset_running_requests=running, reset_connector=True)
+        engine.finish()
+        engine.settle()
+        engine.ask(text)
+        assert engine.ask(text) >= 3 * CHUNK
+        engine.check()

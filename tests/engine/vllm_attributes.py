@@ -58,14 +58,16 @@ ATTRIBUTES: tuple[Attributes, ...] = (
         f"{_OFFLOADING}.common", "OffloadingConnectorMetadata", first=("load_jobs", "store_jobs", "jobs_to_flush")
     ),
     Attributes(f"{_OFFLOADING}.common", "OffloadingWorkerMetadata", ("completed_jobs", "transfer_stats")),
-    Attributes(f"{_OFFLOADING}.scheduler", "OffloadingConnectorScheduler", ("manager", "_jobs")),
+    Attributes(
+        f"{_OFFLOADING}.scheduler", "OffloadingConnectorScheduler", ("manager", "_jobs", "_current_batch_jobs_to_flush")
+    ),
     Attributes(f"{_OFFLOADING}.scheduler", "TransferJobStatus", ("pending_count",)),
     Attributes(f"{_OFFLOADING}.scheduler", "OffloadingConnectorScheduler", ("_req_status",), before=(0, 30)),
     Attributes(f"{_OFFLOADING}.scheduler", "RequestOffloadState", ("max_offload_tokens",), before=(0, 30)),
     Attributes(
         f"{_OFFLOADING}.scheduler",
         "OffloadingConnectorScheduler",
-        ("config", "_req_status", "_chunks_being_loaded"),
+        ("config", "_req_status", "_chunks_being_loaded", "_current_batch_allocated_block_ids"),
         since=(0, 32),
     ),
     Attributes(f"{_OFFLOADING}.scheduler", "RequestOffloadState", ("req_context", "transfer_jobs"), since=(0, 32)),

@@ -311,7 +311,10 @@ class HotspanConnector(OffloadingConnector):
         self._stale = {job_id: job.pending_count for job_id, job in self._scheduler._jobs.items()} | self._stale
         if self._inline is not None:
             self._stale |= self._inline.reset()
+        # It also takes for granted that the last reset's jobs were handed to the workers since: two may come in a row.
+        unflushed, self._scheduler._current_batch_jobs_to_flush = self._scheduler._current_batch_jobs_to_flush, set()
         answer = super().reset_cache()
+        self._scheduler._current_batch_jobs_to_flush |= unflushed
         if self.manager.blending is not None:
             self.manager.blending.clear()
         self._end_clear()
