@@ -11,6 +11,7 @@ from vllm.config import ParallelConfig
 from hotspan.config.settings import BlendSettings, CacheOptions, CacheSettings, L2Settings
 from hotspan.core.errors import ConfigError
 from hotspan.core.shared_memory import SHARED_MEMORY
+from hotspan.engine import spec
 from hotspan.engine.hosts import RankReport, check_reports, check_shape, mark, ranks_here
 from hotspan.tiers.slab import SharedSlab
 from proofs.simulated.memory_store import MemoryServer
@@ -182,22 +183,37 @@ def test_reloaded_weights_over_hosts(tiny_model: Path, nodes: dict[str, Any]) ->
         assert engine.ask(text) == WHOLE
 
 
+@pytest.fixture
+def slabs(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files of this test's slabs: other tests have theirs beside them."""
+    made: list[Path] = []
+
+    class Noted(SharedSlab):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(self.path)
+
+    monkeypatch.setattr(spec, "SharedSlab", Noted)
+    return made
+
+
 @pytest.mark.parametrize("tier", ["disk", "l2", "blend"])
 @CONFIGURED
-def test_lower_tiers_over_hosts_are_refused(tiny_model: Path, tmp_path: Path, nodes: dict[str, Any], tier: str) -> None:
+def test_lower_tiers_over_hosts_are_refused(
+    tiny_model: Path, tmp_path: Path, slabs: list[Path], nodes: dict[str, Any], tier: str
+) -> None:
     """The engine does not start, nothing is written to a disk, and no slab keeps its name, whatever told of hosts."""
     asked: dict[str, Any] = {
         "disk": {"disk": tmp_path / "kv"},
         "l2": {"l2": MemoryServer()},
         "blend": {"cache": {"blend": BlendSettings()}},
     }[tier]
-    before = set(SHARED_MEMORY.glob("hotspan-slab-*"))
     refused = pytest.raises(ConfigError, match=rf"--{tier}.*several hosts")
     with refused, core(tiny_model, runner=TwoHosts, **asked, **nodes):
         pass
     assert not (tmp_path / "kv").exists()
-    left = set(SHARED_MEMORY.glob("hotspan-slab-*")) - before
-    assert not [path for path in left if not path.name.endswith("-elsewhere")]
+    assert bool(slabs) == (nodes is not NODES)  # what the configuration tells is known before there are any
+    assert not [path for path in slabs if path.exists() and not path.name.endswith("-elsewhere")]
 
 
 class OtherRam(TwoHosts):
