@@ -72,6 +72,7 @@ OF_VLLM = {
     "get_transfer_results": "a worker's",
     "build_connector_worker_meta": "a worker's",
     "get_block_ids_with_load_errors": "a worker's",
+    "shutdown": "at the end",
 }
 """What the connector overrides of vLLM's, and why nothing of a request can raise there."""
 

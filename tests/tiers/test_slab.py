@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from hotspan.core.errors import ConfigError
+from hotspan.core.types import PAGE_BYTES
 from hotspan.testing.chunks import content, key_of
 from hotspan.tiers.slab import SharedSlab, sweep_dead_slabs
 
@@ -200,3 +201,13 @@ def test_a_swept_file_is_not_waited_for(tmp_path: Path) -> None:
         with mmap.mmap(os.open(slab.path, os.O_RDWR), 4 * SLOT) as other:
             slab.slot(1)[0] = 9
             assert other[SLOT] == 9
+
+
+def test_a_slab_drops_its_own_name_only(tmp_path: Path) -> None:
+    """Another engine may have one of that name by now."""
+    with SharedSlab("engine", 1, PAGE_BYTES, tmp_path) as first:
+        first.unlink()
+        with SharedSlab("engine", 1, PAGE_BYTES, tmp_path) as second:
+            first.unlink()
+            assert second.path.exists()
+        assert not second.path.exists()

@@ -360,6 +360,11 @@ class HotspanConnector(OffloadingConnector):
         spec.unlink_slab()  # asked once all have mapped it; on a host without a scheduler nobody else does
         return spec.report()
 
+    def shutdown(self) -> None:
+        if self.connector_worker is not None:  # a rank that was asked for no report: the engine did not start, say
+            self.connector_worker.spec.unlink_slab()
+        super().shutdown()
+
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         meta = self._connector_metadata
         if isinstance(meta, StepMetadata) and self.connector_worker is not None:

@@ -5,6 +5,7 @@ the last to map it (the scheduler's process) unlinks it: no way to die leaves me
 Where an engine has ranks on other hosts, each host has such a file, and a rank unlinks it (engine/hosts.py).
 """
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -121,8 +122,10 @@ class SharedSlab:
         return self._view[index * self.slot_bytes : (index + 1) * self.slot_bytes]
 
     def unlink(self) -> None:
-        """Drop the name; the memory lives until the last process unmaps it."""
-        self.path.unlink(missing_ok=True)
+        """Drop the name, unless it is another slab's by now; the memory lives until the last process unmaps it."""
+        with contextlib.suppress(FileNotFoundError):
+            if self._fd < 0 or os.path.samestat(self.path.stat(), os.fstat(self._fd)):
+                self.path.unlink()
 
     def close(self) -> None:
         """Unmap, as far as no view of it is left anywhere; the rest goes with the process."""
