@@ -86,7 +86,8 @@ async def measure(system: System, place: Place, setting: Setting, reference: Map
         with system.store(place, setting.aftermath) as store:
             running = await asyncio.to_thread(start, system, place, setting.engine, setting.aftermath)
             try:
-                for pid in running.pids if setting.nice else ():
+                stands = [*running.pids, *(store.pids if store else ())]  # with what a remote host would compute
+                for pid in stands if setting.nice else ():
                     prioritise(pid, setting.nice)
                 async with Asked(running, store) as asked:
                     for n in range(2):
