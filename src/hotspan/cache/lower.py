@@ -17,9 +17,10 @@ from hotspan.tiers.slab import SharedSlab
 
 _SLICE_S = 0.001
 
-_FIRST_DEPTH, _LEAST_DEPTH, _LONG_S = 64, 8, 1.0
-"""Chunks that a tier is given to write at a time: twice as many when it had none left before the scheduler looked, half
-as many when one took longer than this. They can't be evicted meanwhile, and requests want their slots."""
+_LEAST_DEPTH, _LONG_S = 8, 1.0
+"""Chunks that a tier is given to write at a time: so few at first, twice as many when it had none left before the
+scheduler looked, half as many when one took longer than this. They can't be evicted meanwhile, and requests want their
+slots."""
 
 
 class LowerTiers:
@@ -226,7 +227,7 @@ class StoreQueue:
         self._clock = clock or SystemClock()
         self._begun_s: dict[ChunkKey, float] = {}
         self._most = max(slab.slots // 4, _LEAST_DEPTH)
-        self._depth = min(_FIRST_DEPTH, self._most)
+        self._depth = _LEAST_DEPTH
         self._is_full = False  # more was offered than the depth allows
         self.failed = 0
 
