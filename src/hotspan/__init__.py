@@ -1,10 +1,13 @@
 """hotspan: serve large language models on vLLM and compute a long text once."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hotspan.core.version import __version__
 
-__all__ = ["__version__", "engine_options", "transfer_config"]
+if TYPE_CHECKING:
+    from hotspan.server.python_control import Control
+
+__all__ = ["__version__", "control", "engine_options", "transfer_config"]
 
 
 def transfer_config(**tiers: Any) -> dict[str, Any]:
@@ -19,3 +22,10 @@ def engine_options(**tiers: Any) -> dict[str, Any]:
     from hotspan.config.connector import engine_options
 
     return engine_options(**tiers)
+
+
+def control(llm: Any) -> "Control":
+    """The administration of the cache of vLLM's `LLM`: `control(llm).invalidate(tags=["handbook"])`."""
+    from hotspan.server.python_control import Control
+
+    return Control(llm)

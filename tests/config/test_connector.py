@@ -113,6 +113,6 @@ def test_engine_options_refuse(tiers: dict[str, Any]) -> None:
 
 
 def test_the_entry_point_is_declared() -> None:
-    """vLLM's general plugins load hotspan.engine.plugin:register."""
+    """vLLM's general plugins load hotspan.server.control:register."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"]["vllm.general_plugins"] == {"hotspan": "hotspan.engine.plugin:register"}
+    assert project["entry-points"]["vllm.general_plugins"] == {"hotspan": "hotspan.server.control:register"}

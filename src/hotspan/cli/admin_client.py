@@ -11,25 +11,45 @@ from typing import IO, Any
 from urllib.parse import SplitResult, urlsplit
 
 from hotspan.config.admin_token import VARIABLE, find_token
+from hotspan.config.control import SCHEME, engine_sockets
 from hotspan.config.environment import environment
 from hotspan.config.options import option
 from hotspan.config.secrets import is_token
 from hotspan.core.addresses import is_loopback
 from hotspan.core.errors import ConfigError, RefusedError
+from hotspan.http.unix import UnixConnection
 
 _EXAMPLE = "http://127.0.0.1:8080"
+_DEFAULT_PORT = 8080
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Admin:
     """Calls one server with the admin token that is given, or that the server left on this host."""
 
-    server: str = option(_EXAMPLE, "URL of the server.")
+    server: str = option(
+        "",
+        f"URL of the server, or unix:PATH of an engine that your own vLLM runs. Default: {_EXAMPLE}; without a server "
+        "of this user there, the engine with the connector that runs on this host.",
+    )
     token: str = option(
         "",
         f"Admin token of the server. Default: {VARIABLE}, or the token that a server of this user on this host has "
         "generated.",
     )
+
+    @property
+    def address(self) -> str:
+        """What is asked: what --server says, or what is found. Raises: ConfigError if several engines are."""
+        if self.server:
+            return self.server
+        surroundings = environment()
+        engines = [] if find_token(_DEFAULT_PORT, surroundings) else engine_sockets(surroundings)
+        if len(engines) > 1:
+            raise ConfigError(
+                f"{len(engines)} engines run on this host: give --server " + " or ".join(each.url for each in engines)
+            )
+        return engines[0].url if engines else _EXAMPLE
 
     def get(self, path: str, timeout_s: float = 30) -> Any:
         """What the server answers. Raises: ConfigError with what it says instead, or why it can't be asked."""
@@ -55,16 +75,21 @@ class Admin:
         timeout_s: float,
         read: Callable[[Any], Any] = json.load,
     ) -> Any:
-        url = _url(self.server)
-        shown = f"{url.scheme}://{url.netloc}{url.path.rstrip('/')}"
-        is_local = is_loopback(url.hostname or "")
-        token = self._token(url, is_local)
-        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
-        data = None if body is None else json.dumps(body).encode()
+        address = self.address
+        token, data = None, None if body is None else json.dumps(body).encode()
         handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
-        if is_local:
-            handlers.append(urllib.request.ProxyHandler({}))
-        request = urllib.request.Request(shown + path, data, headers, method=method)
+        if address.startswith(SCHEME):
+            shown, base = address, "http://localhost"
+            handlers += [urllib.request.ProxyHandler({}), _UnixHandler(address.removeprefix(SCHEME).removeprefix("//"))]
+        else:
+            url = _url(address)
+            shown = base = f"{url.scheme}://{url.netloc}{url.path.rstrip('/')}"
+            is_local = is_loopback(url.hostname or "")
+            token = self._token(url, is_local)
+            if is_local:
+                handlers.append(urllib.request.ProxyHandler({}))
+        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
+        request = urllib.request.Request(base + path, data, headers, method=method)
         try:
             with urllib.request.build_opener(*handlers).open(request, timeout=timeout_s) as answer:
                 return read(answer)
@@ -112,7 +137,21 @@ def _reason(status: int, body: Any, token: str | None) -> str:
     try:
         return str(body["error"]["message"])
     except (KeyError, TypeError):
-        return f"HTTP {status}; is it a hotspan server?"
+        engines = engine_sockets(environment())
+        if not engines:
+            return f"HTTP {status}; is it a hotspan server?"
+        return f"HTTP {status}: a server of vLLM's own is asked by its engine's socket: --server {engines[0].url}"
+
+
+class _UnixHandler(urllib.request.HTTPHandler):
+    """Asks a server behind a Unix socket."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._socket = path
+
+    def http_open(self, req: urllib.request.Request) -> Any:
+        return self.do_open(lambda host, timeout=None, **given: UnixConnection(self._socket, timeout), req)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

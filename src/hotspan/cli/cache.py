@@ -131,7 +131,7 @@ def check(options: CheckOptions) -> None:
         tiers = {"disk": _check_offline(options.disk, options.kek, options.key_store)}
         answer: dict[str, Any] = {"replicas": [{"replica": str(options.disk), "tiers": tiers}]}
     else:
-        with Progress(f"checking what {options.admin.server} has on disk"):
+        with Progress(f"checking what {options.admin.address} has on disk"):
             answer = options.admin.post("/hotspan/cache/check", {}, _CHECK_S)
     if options.json:
         print_json(answer)
@@ -146,7 +146,7 @@ def check(options: CheckOptions) -> None:
 @runs(ClearOptions)
 def clear(options: ClearOptions) -> None:
     """Remove the cached data of all tenants from all tiers."""
-    confirm(f"Forget all that {options.admin.server} has cached, of everybody?", "clearing the cache", yes=options.yes)
+    confirm(f"Forget all that {options.admin.address} has cached, of everybody?", "clearing the cache", yes=options.yes)
     _show_receipt(options.admin.post("/hotspan/cache/clear", {}), options.json)
 
 
@@ -229,7 +229,7 @@ def warm(
         return client.post(path, body, _WARM_S)
 
     common = options.common() | {"model": options.model or client.get("/v1/models")["data"][0]["id"]}
-    with Progress(f"warming {admin.server}", len(texts), "texts") as progress:
+    with Progress(f"warming {admin.address}", len(texts), "texts") as progress:
         done = warming.Warmed()
         asyncio.run(warming.warm(texts, warming.Server(post, page), common, done, advance=progress.advance))
     try:

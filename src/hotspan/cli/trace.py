@@ -64,7 +64,7 @@ def record(
 
     check_writable(output)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl-C does: the rows are written
-    with Progress(f"recording {options.admin.server}", unit="requests") as progress:
+    with Progress(f"recording {options.admin.address}", unit="requests") as progress:
         servers = [options.admin, *(replace(options.admin, server=url) for url in options.replica)]
         posts = [each.post for each in servers]
         rows, lost, silent = collect(posts, options.seconds, progress.advance, options.block_tokens)

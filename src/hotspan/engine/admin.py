@@ -120,6 +120,20 @@ class Administrator:
             return self._rotate(str(command["tenant"]))
         raise ValueError(f"the engine has no command {verb!r}")
 
+    def ask(self, command: Mapping[str, Any]) -> "Future[Answer]":
+        """From any thread: what `do` answers, which the scheduler's thread is to call soon."""
+        answer: Future[Answer] = Future()
+
+        def asked() -> None:
+            said = self.do(command)
+            if isinstance(said, Future):
+                _pass_on(said, answer)
+            else:
+                answer.set_result(said)
+
+        self._later(asked, answer)
+        return answer
+
     @netted(lambda: None)
     def run_waiting(self) -> None:
         """Do what other threads left to the scheduler's: called before each request and each step, and while idle."""
@@ -154,6 +168,7 @@ class Administrator:
 
     def _stats(self) -> Answer:
         tiers: dict[str, Any] = {}
+        self._manager.cache.step()  # an idle engine has not heard yet of what ended meanwhile
         for tier, usage in self._manager.cache.usage().items():
             tiers[tier.value] = {
                 "chunks": usage.chunks,

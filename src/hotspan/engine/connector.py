@@ -68,7 +68,7 @@ from hotspan.engine.inline import InlineLoads, can_load_inline
 from hotspan.engine.manager import HotspanManager
 from hotspan.engine.net import LEFT_OUT, netted
 from hotspan.engine.opening import open_cache
-from hotspan.engine.plugin import log_as_vllm
+from hotspan.engine.plugin import log_as_vllm, open_controls
 from hotspan.engine.spec import HotspanSpec, managed
 from hotspan.engine.weights import WeightsWatch
 from hotspan.engine.worker import HostWorker
@@ -165,6 +165,8 @@ class HotspanConnector(OffloadingConnector):
             offer_utility("hotspan", lambda core, command: core.scheduler.connector.administrator.do(command))
             watch_executors(_follow)
             watch_ends(_finish_stores)
+            for close in () if settings.is_served else open_controls(self.administrator, vllm_config):
+                self.manager.closing.callback(close)
 
     def _keep_outputs(self, vllm_config: VllmConfig) -> None:
         """Let the engine ask for encoder outputs, too."""

@@ -3,7 +3,7 @@
 import contextlib
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Header
 from fastapi.responses import HTMLResponse, JSONResponse, Response
@@ -18,15 +18,13 @@ from hotspan.http.dashboard import DASHBOARD, HTML, dashboard
 from hotspan.http.errors import HttpError
 from hotspan.http.paths import PIN, PREFETCH
 from hotspan.server.adapters.registry import AdapterRegistry, EngineAdapter
+from hotspan.server.administered import Administered
 from hotspan.server.announce import Announcement, Pinning, command_of, owner_of, pin_of
 from hotspan.server.exchange import OwnRoute
 from hotspan.server.invalidation import Invalidation, Invalidations, Name, check_batch, check_scope
 from hotspan.server.principal import Principal, current_principal
 from hotspan.server.sizes import TextLimit
 from hotspan.server.turns import Turns
-
-if TYPE_CHECKING:
-    from hotspan.engine.launch import Engine
 
 DURABLE_S = 10.0
 """How long a request waits for its invalidation to be durable."""
@@ -70,7 +68,7 @@ class CacheAdmin:
 
     def __init__(
         self,
-        engine: "Engine",
+        engine: Administered,
         cache: CacheSettings | None,
         tenants: Tenants,
         adapters: AdapterRegistry | None = None,

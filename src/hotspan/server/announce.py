@@ -1,6 +1,6 @@
 """What clients say of requests to come: what is brought into RAM before, and what is evicted last."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -8,10 +8,8 @@ from hotspan.core.directives import parse_directives
 from hotspan.core.terms import DEFAULT_TENANT
 from hotspan.core.types import GIB
 from hotspan.http.errors import HttpError
+from hotspan.server.administered import Administered
 from hotspan.server.principal import Principal
-
-if TYPE_CHECKING:
-    from hotspan.engine.launch import Engine
 
 _MAX_TOKENS = 1 << 22
 _MAX_HOLD_S = 600.0
@@ -88,7 +86,7 @@ def owner_of(principal: Principal, tenant: str | None) -> str:
     return principal.tenant
 
 
-async def command_of(asked: Announcement, engine: "Engine", owner: str) -> Json:
+async def command_of(asked: Announcement, engine: Administered, owner: str) -> Json:
     """The engine's command. Raises: HttpError 400."""
     named = [asked.prompt is not None, asked.messages is not None, asked.session is not None, bool(asked.tags)]
     if sum(named) != 1:
@@ -106,7 +104,7 @@ async def command_of(asked: Announcement, engine: "Engine", owner: str) -> Json:
     return command | {"tokens": tokens, "cache_salt": engine.salt(owner, asked.cache_salt)}
 
 
-async def _tokens(asked: Announcement, engine: "Engine") -> list[int]:
+async def _tokens(asked: Announcement, engine: Administered) -> list[int]:
     try:
         if asked.messages is not None:
             return await engine.chat_tokens(asked.model_dump(include=set(_CHAT), exclude_none=True))

@@ -1,0 +1,197 @@
+"""hotspan's routes in an engine core's process, for who has its socket: that is the administrator."""
+
+import asyncio
+import http.client
+import json
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from hotspan.config.control import peers
+from hotspan.config.settings import CacheSettings
+from hotspan.config.tenants import Tenants
+from hotspan.core.errors import EngineError
+from hotspan.engine.plugin import tokenizer_of
+from hotspan.http.connections import HttpLimits
+from hotspan.http.errors import HttpError
+from hotspan.http.serving import listen
+from hotspan.http.unix import UnixConnection
+from hotspan.server.admin import DURABLE_S, CacheAdmin, admin_router
+from hotspan.server.exchange import OwnRoute
+from hotspan.server.principal import Principal, asking
+
+if TYPE_CHECKING:
+    from hotspan.engine.admin import Administrator
+
+_COMMAND = "/control/command"
+_CHARS_PER_TOKEN = 128
+"""Of the longest token, where the tokenizer does not tell."""
+
+Json = dict[str, Any]
+
+
+class Command(BaseModel):
+    """One that another core of the same engine passes on (engine/admin.py)."""
+
+    command: Json
+    timeout_s: float | None = None
+
+
+class CoreEngine:
+    """An engine as `CacheAdmin` sees it, from within one of its cores.
+
+    path, rank: of this core's socket, and its own. config: vLLM's.
+    """
+
+    names: frozenset[str]
+
+    def __init__(self, path: Path, rank: int, administrator: "Administrator", config: Any) -> None:
+        self._path = path
+        self._administrator = administrator
+        self._model = config.model_config
+        self._rank = rank
+        served = self._model.served_model_name
+        self.names = frozenset([served] if isinstance(served, str) else served or [self._model.model])
+        self.max_tokens = int(self._model.max_model_len)
+
+    @property
+    def max_chars(self) -> int:
+        """How many characters a prompt may have: as many as the longest tokens have."""
+        longest = None if self._model.skip_tokenizer_init else getattr(self._tokenizer, "max_chars_per_token", None)
+        return self.max_tokens * (int(longest) if longest else _CHARS_PER_TOKEN)
+
+    async def administer(self, command: Mapping[str, Any], timeout_s: float | None = None) -> list[Json]:
+        """The answer of each core on this host.
+
+        Raises: TimeoutError; EngineError with what a core said, or that it can't be asked.
+        """
+        others = peers(self._path)
+        others.pop(self._rank, None)
+        told = [asyncio.to_thread(_passed_on, path, command, timeout_s) for path in others.values()]
+        return list(await asyncio.gather(self.do(command, timeout_s), *told))
+
+    async def do(self, command: Mapping[str, Any], timeout_s: float | None) -> Json:
+        """This core's answer. Raises: as `administer`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.wrap_future(self._administrator.ask(command))
+        except TimeoutError:
+            raise
+        except Exception as error:  # of whatever kind the engine's answer is
+            raise EngineError(f"the engine did not carry it out: {error}") from error
+
+    def salt(self, tenant: str, salt: str | None) -> str | None:
+        """The client's own: vLLM's server knows no tenants."""
+        return salt
+
+    def trace(self, recording: str, block_tokens: int, *, is_last: bool) -> Json | None:
+        """Raises: HttpError 409: what requests are like is known to the process that takes them."""
+        raise HttpError(
+            409, "requests are recorded by `hotspan serve` and `hotspan route` alone: serve with one of them"
+        )
+
+    async def tokens(self, prompt: str) -> list[int]:
+        """A text's tokens, as /v1/completions makes them. Raises: ValueError for a model without a tokenizer."""
+        if self._model.skip_tokenizer_init:
+            raise ValueError("the engine has no tokenizer (skip_tokenizer_init): give the tokens")
+        return list(await asyncio.to_thread(self._tokenizer.encode, prompt))
+
+    async def chat_tokens(self, body: Mapping[str, Any]) -> list[int]:
+        """Raises: ValueError: chats are rendered by the process that takes requests."""
+        raise ValueError(
+            "messages are rendered by `hotspan serve` alone: give the prompt, or its tokens from /tokenize"
+        )
+
+    def adapter_path(self, name: str) -> str | None:
+        """None: which adapters there are is known to the process that takes requests."""
+        return None
+
+    @property
+    def _tokenizer(self) -> Any:
+        return tokenizer_of(self._model)
+
+
+def app_of(engine: CoreEngine, cache: CacheSettings) -> ASGIApp:
+    """hotspan's routes over one engine; who reaches them is the administrator."""
+    app = FastAPI(title="hotspan", docs_url=None, redoc_url=None, openapi_url=None)
+    app.include_router(admin_router(CacheAdmin(engine, cache, Tenants())))
+    own = APIRouter(route_class=OwnRoute)
+
+    @own.post(_COMMAND)
+    async def command(asked: Command) -> Json:
+        try:
+            return await engine.do(asked.command, asked.timeout_s)
+        except (EngineError, TimeoutError) as error:
+            raise HttpError(503, str(error) or "the engine gave no answer in time") from error
+
+    app.include_router(own)
+    app.add_exception_handler(RequestValidationError, _misread)
+    app.add_exception_handler(StarletteHTTPException, _unknown)
+
+    async def administered(scope: Scope, receive: Receive, send: Send) -> None:
+        with asking(Principal(is_admin=True)):
+            await app(scope, receive, send)
+
+    return administered
+
+
+async def _misread(request: Request, error: Exception) -> Response:
+    """A body that is not as the route has it."""
+    found = error.errors() if isinstance(error, RequestValidationError) else []
+    said = "; ".join(f"{'.'.join(map(str, each['loc'][1:])) or 'the body'}: {each['msg']}" for each in found)
+    return _answered(HttpError(400, said or "the body can't be read"))
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    """A route that is not here."""
+    status = error.status_code if isinstance(error, StarletteHTTPException) else 404
+    path = request.url.path
+    return _answered(
+        HttpError(status, f"an engine's own socket does not answer {request.method} {path}: `hotspan serve` does")
+    )
+
+
+def _answered(error: HttpError) -> Response:
+    return JSONResponse(error.body(error.status), error.status, error.headers)
+
+
+def serve(
+    listener: socket.socket, ends: socket.socket, path: Path, rank: int, administrator: "Administrator", config: Any
+) -> None:
+    """Answer on a listening socket until something can be read from `ends`."""
+    settings = CacheSettings.from_json(config.kv_transfer_config.kv_connector_extra_config["hotspan"])
+    asyncio.run(_serve(app_of(CoreEngine(path, rank, administrator, config), settings), listener, ends))
+
+
+async def _serve(app: ASGIApp, listener: socket.socket, ends: socket.socket) -> None:
+    listener.setblocking(False)
+    ends.setblocking(False)
+    server = await listen(app, HttpLimits(deaf_s=DURABLE_S), listener, ServerState())
+    await asyncio.get_running_loop().sock_recv(ends, 1)
+    server.close()
+
+
+def _passed_on(path: Path, command: Mapping[str, Any], timeout_s: float | None) -> Json:
+    """What another core answers. Raises: EngineError."""
+    connection = UnixConnection(path, timeout_s=None if timeout_s is None else timeout_s + 1)
+    try:
+        body = json.dumps({"command": dict(command), "timeout_s": timeout_s})
+        connection.request("POST", _COMMAND, body, {"content-type": "application/json"})
+        response = connection.getresponse()
+        said: Json = json.load(response)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise EngineError(f"a core of the engine can't be asked ({error}): nothing is known of its part") from error
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise EngineError(str(said.get("error", {}).get("message", said)))
+    return said

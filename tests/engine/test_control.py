@@ -1,0 +1,93 @@
+"""Administration of an engine that hotspan does not serve: of `LLM()` in this process, and of `vllm serve`."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hotspan
+from hotspan.core.errors import RefusedError
+from hotspan.server.control import register
+
+from .rig import CHUNK, rig
+from .test_plugin import PROMPT, asked, vllm_serving
+
+pytestmark = pytest.mark.engine
+
+LENGTH = 900
+WHOLE = LENGTH // CHUNK * CHUNK
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where this test's engines have their sockets, whose paths must be short."""
+    with tempfile.TemporaryDirectory(prefix="run", dir="/tmp") as directory:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", directory)
+        yield Path(directory) / "hotspan"
+
+
+def test_an_llm_is_administered_by_python_calls(tiny_model: Path, tmp_path: Path, runtime: Path) -> None:
+    """`hotspan.control(llm)`: what is invalidated is computed anew, with the same answer; nothing else is."""
+    register()
+    with rig(tiny_model, disk=tmp_path / "disk", cache={"is_served": False}) as engine:
+        control = hotspan.control(engine.llm)
+        one, other = engine.text(1, LENGTH), engine.text(2, LENGTH)
+        answers = [engine.ask(text, 4, tags=[tag]).tokens for text, tag in ((one, "one"), (other, "other"))]
+        engine.settle()
+        (replica,) = control.stats()["replicas"]
+        assert replica["tiers"]["ram"]["tenants"] == {"default": 2 * WHOLE // CHUNK}
+
+        receipt = control.invalidate(tokens=one)
+        assert receipt["is_durable"] and receipt["removed"]["disk_chunks"] == WHOLE // CHUNK, receipt
+        found = [engine.ask(text, 4) for text in (one, other)]
+        assert [each.tokens for each in found] == answers
+        assert [each.cached for each in found] == [0, LENGTH // 128 * 128]
+
+        assert control.invalidate(tags=["other"])["removed"]["disk_chunks"] == WHOLE // CHUNK
+        assert engine.ask(other, 4).cached == 0
+        assert control.check()["replicas"][0]["tiers"]["disk"]["corrupt"] == {}
+        assert control.pin(["one"], 0.01)["replicas"][0]["bytes"] > 0
+        assert control.prefetch(tags=["one"])["replicas"]
+        control.clear()
+        assert engine.ask(one, 4).cached == 0
+        with pytest.raises(RefusedError, match="no keys"):
+            control.shred("default")
+    assert not list(runtime.iterdir())
+
+
+def test_vllm_serve_is_administered_by_the_command_line(tiny_model: Path, tmp_path: Path, runtime: Path) -> None:
+    """`hotspan cache` finds the engine by itself; asked at vLLM's own port it says where the engine is."""
+    register()
+    tiers = {"hotspan.ram_gib": 0.25, "hotspan.disk": str(tmp_path / "disk"), "hotspan.disk_gib": 1}
+    config = {"kv_connector": "HotspanConnector", "kv_role": "kv_both", "kv_connector_extra_config": tiers}
+
+    def command(*words: str) -> tuple[int, str]:
+        done = subprocess.run([sys.executable, "-m", "hotspan", "cache", *words], capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
+
+    def stats() -> Any:
+        status, said = command("stats", "--json")
+        assert status == 0, said
+        (replica,) = json.loads(said)["replicas"]
+        return replica["tiers"]
+
+    log = tmp_path / "log"
+    with vllm_serving(tiny_model, config, log, XDG_RUNTIME_DIR=str(runtime.parent)) as url:
+        assert stats()["ram"]["chunks"] == 0, log.read_text()[-2000:]  # before any request
+        answer, _ = asked(url, tiny_model)
+        cached = asked(url, tiny_model)[1]
+        assert cached > 0 and stats()["ram"]["chunks"] > 0
+        prompt = tmp_path / "prompt"
+        prompt.write_text(PROMPT)
+        status, said = command("invalidate", "--prompt-file", str(prompt))
+        assert status == 0 and "durable on" in said, said
+        assert stats()["disk"]["chunks"] == 0, said
+        assert asked(url, tiny_model) == (answer, 0)
+        status, said = command("stats", "--server", url)
+        assert status != 0 and "--server unix:" in said.replace("\n", ""), said
+    assert not list(runtime.iterdir())
