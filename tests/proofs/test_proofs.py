@@ -20,10 +20,10 @@ from hotspan.l2.view import LogView
 from hotspan.tiers.log import GenerationLog
 from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.table import DiskTable
+from kit.proof import Proof
+from kit.simulated.inline import InlineQueues
 from proofs import bad_places, compression, fault, flip, fuzz, kill, model, power, replicas, simulate, soak
 from proofs.power_run import open_tier
-from proofs.proof import Proof
-from proofs.simulated.inline import InlineQueues
 
 
 def silent(done: int, of: int) -> None:
