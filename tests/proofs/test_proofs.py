@@ -294,5 +294,5 @@ def test_bad_places() -> None:
 
 def test_bad_places_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk engine that tests no slot after a fault sets none aside."""
-    monkeypatch.setattr("hotspan.tiers.disk_slab.is_suspect", lambda transfer: False)
+    monkeypatch.setattr("hotspan.tiers.slab_transfers.is_suspect", lambda transfer: False)
     assert not bad_places.run(bad_places.Options(hours=1, seeds=1), silent).passed

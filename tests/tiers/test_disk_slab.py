@@ -13,7 +13,8 @@ from hotspan.testing.chunks import aligned, content, key_of
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.base import Fault, Transfer
 from hotspan.tiers.directory import DirectoryLayout
-from hotspan.tiers.disk_slab import DiskOptions, DiskSlab
+from hotspan.tiers.disk_options import DiskOptions
+from hotspan.tiers.disk_slab import DiskSlab
 from hotspan.tiers.files import Files
 from hotspan.tiers.record import Record
 from kit.simulated.faults import FaultyFiles
