@@ -258,6 +258,9 @@ lint-layers: develop
 lint-dependencies: develop
 	$(SAY) "deptry"
 	@$(BIN)/deptry src
+.PHONY: house
+house:  ## Measures of the code: forms of each idea, imports that cross, lines by package (docs/design/house.md)
+	@$(PYTHON) -m docsite.house
 
 # What the tests speak to and pip does not have. As root, or with a sudo that asks nothing, it is installed.
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo -n) env DEBIAN_FRONTEND=noninteractive
