@@ -242,8 +242,8 @@ soak: develop  ## R10: an hour of churn
 fuzz-http: develop  ## 10,000 requests that the server's own OpenAPI allows, or nearly: no unexpected 5xx (about 8 minutes)
 	@$(BIN)/python -m pytest tests/server/contract/test_unexpected.py -m slow
 
-.PHONY: lint-style lint-types lint-layers
-lint: lint-style lint-types lint-layers  ## Check style, types and layers
+.PHONY: lint-style lint-types lint-layers lint-dependencies
+lint: lint-style lint-types lint-layers lint-dependencies  ## Check style, types, layers and declared dependencies
 lint-style: develop
 	$(SAY) "ruff"
 # Without its cache: a new file can change how imports sort in files that did not change.
@@ -255,6 +255,12 @@ lint-types: develop
 lint-layers: develop
 	$(SAY) "import-linter"
 	@$(BIN)/lint-imports
+lint-dependencies: develop
+	$(SAY) "deptry"
+	@$(BIN)/deptry src
+.PHONY: house
+house:  ## Measures of the code: forms of each idea, imports that cross, lines by package (docs/design/house.md)
+	@$(PYTHON) -m docsite.house
 
 # What the tests speak to and pip does not have. As root, or with a sudo that asks nothing, it is installed.
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo -n) env DEBIAN_FRONTEND=noninteractive
@@ -358,4 +364,4 @@ compose:  ## Check the Compose file of the examples (Docker Compose, or Debian: 
 
 clean:  ## Remove .venv and what the tools cached
 	rm -rf $(VENV) .venv-vllm-* .venv-peers .venv-release .venv-site .vllm-sources build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	find src tests proofs benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src kit tests proofs benchmarks docsite -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -56,7 +56,7 @@ def throttle(wire: Wire) -> None:
 def store(engine: Rig) -> tuple[dict[str, list[list[int]]], str]:
     """Texts that lie in the lower tier alone, by how they were stored; and what `auto` chose."""
     tier = engine.cache._lower.tiers[0].storage
-    compressing = tier._jobs._packer._compressing
+    compressing = tier._transfers._jobs._packer._compressing
     texts: dict[str, list[list[int]]] = {mode: [] for mode in MODES}
     for number, mode in enumerate(MODES * TEXTS):
         compressing._mode, compressing._is_on = ("auto" if mode == "auto" else "never"), mode == "always"

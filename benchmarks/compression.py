@@ -41,7 +41,7 @@ from hotspan.l2.objects import BlobStore
 from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.testing.chunks import aligned, chain
 from hotspan.tiers.base import Transfer
-from proofs.simulated.memory_store import MemoryServer
+from kit.simulated.memory_store import MemoryServer
 from tests.engine.families.table import FAMILIES
 
 NAMESPACE = bytes(32)

@@ -37,8 +37,8 @@ from hotspan.testing.chunks import chain, content  # noqa: E402
 from hotspan.tiers.disk import DiskOptions, DiskTier  # noqa: E402
 from hotspan.tiers.lower import LowerTier  # noqa: E402
 from hotspan.tiers.slab import SharedSlab  # noqa: E402
-from proofs.proof import Proof, write_proof  # noqa: E402
-from tests.demo_adapter import make_demo_adapter  # noqa: E402
+from kit.demo_adapter import make_demo_adapter  # noqa: E402
+from kit.proof import Proof, write_proof  # noqa: E402
 from tests.engine.rig import CHUNK, rig  # noqa: E402
 
 

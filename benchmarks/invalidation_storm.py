@@ -44,8 +44,8 @@ from hotspan.testing.chunks import chain, content
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.slab import SharedSlab
-from proofs.proof import quantile
-from tests.l2.servers import redis_server
+from kit.proof import quantile
+from kit.redis_server import redis_server
 
 NAMESPACE = bytes(range(32))
 PIPELINE = tenant_label("pipeline")

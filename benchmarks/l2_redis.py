@@ -28,7 +28,7 @@ from hotspan.core.types import MIB, PAGE_BYTES, ChunkKey
 from hotspan.l2.options import RedisOptions
 from hotspan.l2.redis import RedisStore
 from hotspan.tiers.record import Record
-from tests.l2.servers import RedisServer, redis_server
+from kit.redis_server import RedisServer, redis_server
 
 AHEAD = 4
 RAW = "raw GETs of 1 MiB"

@@ -32,7 +32,7 @@ from hotspan.l2.options import S3Options
 from hotspan.l2.s3 import S3Store
 from hotspan.testing.chunks import chain
 from hotspan.tiers.record import Record
-from tests.l2.s3_server import CLIENT, S3Server
+from kit.s3_server import CLIENT, S3Server
 
 BUCKET = "benchmark"
 TIMEOUT_S = 30.0

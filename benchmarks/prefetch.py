@@ -20,7 +20,7 @@ from benchmarks.beside_alone import ask
 from benchmarks.harness import arguments
 from hotspan.bench.machine import write_results
 from hotspan.demo.model import make_demo_model
-from proofs.proof import quantile
+from kit.proof import quantile
 from tests.engine.families.make import make_family
 from tests.engine.families.table import SIZES, Family
 from tests.engine.rig import Rig, rig

@@ -3,7 +3,7 @@
 usage: python -m benchmarks.slow_l2 [--requests 100] [--output benchmarks/results/proofs/slow-l2.json]
 
 Two engines over one model, each in a process of its own: hotspan with RAM for one text only and everything else in a
-Redis server behind a link of ours (benchmarks/link.py), and the same engine without hotspan. They are asked in
+Redis server behind a link of ours (kit/link.py), and the same engine without hotspan. They are asked in
 turns, a text each that lies in the L2; the engine's own prefix cache is emptied before each request. Once the L2 is
 filled, the link has its trouble; then it is well again, until the tier is back.
 Bound: p50 and p99 at most 1.05 x those without a cache + 50 ms.
@@ -18,12 +18,12 @@ from typing import Any
 
 from benchmarks.beside_alone import CHUNK_GIB, HEALS_S, TEXTS, TOKENS, Alone, compare, fill, recovery
 from benchmarks.harness import arguments
-from benchmarks.link import Trouble, TroubledLink
 from hotspan.config.settings import L2Settings
 from hotspan.demo.model import make_demo_model
-from proofs.proof import Proof, write_proof
+from kit.link import Trouble, TroubledLink
+from kit.proof import Proof, write_proof
+from kit.redis_server import RedisServer
 from tests.engine.rig import rig
-from tests.l2.servers import RedisServer
 
 TROUBLES = {
     "healthy": Trouble(),

@@ -52,7 +52,7 @@ from hotspan.testing.clock import SimulatedClock  # noqa: E402
 from hotspan.tiers import slab  # noqa: E402
 from hotspan.tiers.disk import DiskOptions, DiskTier  # noqa: E402
 from hotspan.tiers.packer import Packer  # noqa: E402
-from proofs.simulated.inline import InlineQueues  # noqa: E402
+from kit.simulated.inline import InlineQueues  # noqa: E402
 from tests.engine.harness.core import CHUNK, Core, core  # noqa: E402
 from tests.engine.harness.runner import KnownBytes  # noqa: E402
 

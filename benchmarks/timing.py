@@ -22,7 +22,7 @@ prepare_environment()
 
 from hotspan.core.directives import Directives  # noqa: E402
 from hotspan.demo.model import make_demo_model  # noqa: E402
-from proofs.proof import Proof, write_proof  # noqa: E402
+from kit.proof import Proof, write_proof  # noqa: E402
 from tests.engine.rig import rig  # noqa: E402
 
 TOKENS = 300

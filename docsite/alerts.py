@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from docsite.grafana import Declared, declared
+from docsite.metrics import Declared, declared
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE, PAGE = ROOT / "examples" / "compose" / "alerts.yml", ROOT / "docs" / "guides" / "monitoring.md"

@@ -7,7 +7,9 @@ import json
 from collections.abc import Iterable
 from itertools import count, groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from docsite.metrics import Declared, declared
 
 BOARD = Path(__file__).resolve().parents[1] / "examples" / "compose" / "grafana" / "hotspan.json"
 
@@ -57,65 +59,6 @@ OVERVIEW = (
     ),
 )
 """Title, unit, PromQL. The first ten are in docs/guides/monitoring.md."""
-
-
-class Declared(NamedTuple):
-    """A metric. kind: counter, gauge or histogram."""
-
-    name: str
-    kind: str
-    labels: tuple[str, ...]
-    meaning: str
-
-    @property
-    def unit(self) -> str:
-        """Grafana's."""
-        words = self.name.removesuffix("_total").split("_")
-        if self.name.endswith("_bytes_per_second"):
-            return "Bps"
-        if words[-1] == "bytes":
-            return "Bps" if self.kind == "counter" else "bytes"
-        if words[-1] == "seconds" and self.kind != "counter":
-            return "s"
-        return "percentunit" if words[-1] in ("ratio", "error") else "short"
-
-    @property
-    def query(self) -> str:
-        """Counters by second, histograms at their 99th percentile, gauges as they are; by label, over all engines."""
-        if self.kind == "histogram":
-            by = ", ".join(("le", *self.labels))
-            return f"histogram_quantile(0.99, sum by ({by}) (rate({self.name}_bucket[5m])))"
-        if self.kind == "counter":
-            total = f"rate({self.name.removesuffix('_total')}_total[5m])"
-            return f"sum by ({', '.join(self.labels)}) ({total})" if self.labels else f"sum({total})"
-        return self.name
-
-    @property
-    def title(self) -> str:
-        """The name without hotspan's, and what is shown of it."""
-        shown = {"histogram": ", p99", "counter": " per second"}.get(self.kind, "")
-        return self.name.removeprefix("hotspan_").removesuffix("_total").replace("_", " ") + shown
-
-
-def declared() -> list[Declared]:
-    """The metrics of server, router and daemon. Imports vLLM."""
-    from docsite.reference import _daemon, _router
-    from hotspan.engine import gpus
-    from hotspan.engine.metrics import DEFINITIONS
-
-    server = [
-        Declared(
-            name,
-            type(each).__name__.removeprefix("Offloading").removesuffix("Metadata").lower(),
-            tuple(each.labelnames),
-            each.documentation,
-        )
-        for name, each in DEFINITIONS.items()
-    ]
-    gpu = Declared(gpus.NAME, "gauge", ("gpu",), gpus.MEANING)
-    router = [Declared(each.name, each.type, tuple(each._labelnames), each.documentation) for each in _router()]
-    daemon = [Declared(each.name, each.type, (), each.documentation) for each in _daemon()]
-    return [*server, gpu, *sorted(router), *sorted(daemon)]
 
 
 def board() -> str:

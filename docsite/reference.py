@@ -7,6 +7,11 @@ from typing import Any
 import typer
 from prometheus_client.core import Metric
 
+from docsite import alerts
+from docsite.grafana import BOARD, board
+from docsite.metrics import daemon, router, store
+from docsite.routes import http_page
+
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
 
 _NAMED_BY_USERS = {"replica", "group", "model", "strategy"}
@@ -71,9 +76,9 @@ def metrics_page() -> str:
         "Written from the code by `make reference`. A histogram has `_bucket`, `_sum` and `_count`. Labels have their",
         "values behind them, unless these are names that users give.",
         *_section("hotspan serve", rows),
-        *_section("A directory of models", _families(_store())),
-        *_section("hotspan route", _families(_router())),
-        *_section("hotspan daemon", _families(_daemon())),
+        *_section("A directory of models", _families(store())),
+        *_section("hotspan route", _families(router())),
+        *_section("hotspan daemon", _families(daemon())),
     ]
     return "\n".join(lines) + "\n"
 
@@ -130,39 +135,8 @@ def _families(families: Iterable[Metric]) -> list[str]:
     ]
 
 
-def _store() -> Iterable[Metric]:
-    from prometheus_client.parser import text_string_to_metric_families
-
-    from hotspan.server.models.merging import LABEL, merged_metrics
-
-    for family in text_string_to_metric_families(merged_metrics({}, ()).decode()):
-        family._labelnames = (LABEL,)
-        yield family
-
-
-def _router() -> Iterable[Metric]:
-    from hotspan.router.gateway import Gateway
-    from hotspan.router.settings import RouterSettings, parse_replica
-
-    upstream: Any = None  # nothing is asked
-    gateway = Gateway(RouterSettings(replicas=(parse_replica("http://127.0.0.1:1"),)), upstream)
-    return gateway._metrics.registry.collect()
-
-
-def _daemon() -> Iterable[Metric]:
-    from hotspan.daemon.disk import DiskCounts
-    from hotspan.daemon.metrics import GAUGES, DaemonFigures
-    from hotspan.daemon.stored import PoolCounts
-
-    return DaemonFigures(PoolCounts(), DiskCounts(), lambda: dict.fromkeys(GAUGES, 0), lambda: 0).collect()
-
-
 def main() -> None:
     """Write the pages."""
-    from docsite import alerts
-    from docsite.grafana import BOARD, board
-    from docsite.routes import http_page
-
     REFERENCE.mkdir(exist_ok=True)
     (REFERENCE / "cli.md").write_text(cli_page())
     (REFERENCE / "metrics.md").write_text(metrics_page())

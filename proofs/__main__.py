@@ -16,7 +16,7 @@ import typer
 
 from hotspan.cli.output import explained
 from hotspan.core.errors import ConfigError
-from proofs.proof import print_proof, write_proof
+from kit.proof import print_proof, write_proof
 
 NAMES = (
     "kill",

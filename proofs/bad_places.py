@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
+from kit.places import in_memory
+from kit.proof import Findings, Progress, Proof, rng_of
+from kit.simulated.faults import PLACE_KINDS
 from proofs.drive import Drive
 from proofs.engine import Broken, Counts
-from proofs.places import in_memory
-from proofs.proof import Findings, Progress, Proof, rng_of
-from proofs.simulated.faults import PLACE_KINDS
 
 CLAIM = "a disk with bad slots at random serves the room of the others, every request is right, and none waits for it"
 _STEPS_PER_HOUR = 1200

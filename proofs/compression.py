@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from hotspan.core.compression import compress, decompress
 from hotspan.core.types import MIB, PAGE_BYTES
-from proofs.proof import Findings, Progress, Proof, rng_of
+from kit.proof import Findings, Progress, Proof, rng_of
 
 KINDS = ("bfloat16", "float16", "float32", "fp8", "noise", "equal")
 _SPECIAL = {

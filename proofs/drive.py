@@ -10,8 +10,8 @@ from hotspan.core.errors import DirectoryError
 from hotspan.core.types import PAGE_BYTES, Tier
 from hotspan.testing.chunks import aligned
 from hotspan.tiers.shares import Share, Shares
+from kit.simulated.faults import SHORT, BadPlaces, bad_slots
 from proofs.engine import Broken, Engine, texts
-from proofs.simulated.faults import SHORT, BadPlaces, bad_slots
 from proofs.world import World, WorldOptions
 
 QUOTAS = {3: Share(floor=0.1, quota=0.4)}

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from hotspan.core.errors import DirectoryError
 from hotspan.core.types import PAGE_BYTES
+from kit.places import in_memory
+from kit.proof import Findings, Progress, Proof, rng_of
+from kit.simulated.faults import PLACE_KINDS, SHORT, BadPlace, BadPlaces
 from proofs.drive import Drive
 from proofs.engine import Broken
-from proofs.places import in_memory
-from proofs.proof import Findings, Progress, Proof, rng_of
-from proofs.simulated.faults import PLACE_KINDS, SHORT, BadPlace, BadPlaces
 
 CLAIM = "whichever call fails: every request is right, nothing leaks, and the tier is back within 30 s"
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EMFILE": errno.EMFILE, "short": SHORT}

@@ -16,10 +16,10 @@ from hotspan.testing.chunks import aligned, chain, content, key_of
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.files import Files
 from hotspan.tiers.io import FrameFile, staging_bytes
-from proofs.places import in_memory
-from proofs.proof import Findings, Progress, Proof, rng_of
-from proofs.simulated.inline import InlineQueues
-from proofs.simulated.keys import FixedKeys
+from kit.places import in_memory
+from kit.proof import Findings, Progress, Proof, rng_of
+from kit.simulated.inline import InlineQueues
+from kit.simulated.keys import FixedKeys
 
 CLAIM = "a frame of which anything changed is a miss"
 _NAMESPACE = bytes(range(32))

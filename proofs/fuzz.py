@@ -16,10 +16,10 @@ from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey
 from hotspan.testing.chunks import aligned, key_of
 from hotspan.tiers.table import SUPERBLOCK_BYTES
+from kit.places import in_memory
+from kit.proof import Findings, Progress, Proof, rng_of
 from proofs import fuzz_l2
 from proofs.fuzz_bench import NAMESPACE, SIZE, Bench, Broken, mutated
-from proofs.places import in_memory
-from proofs.proof import Findings, Progress, Proof, rng_of
 
 CLAIM = "whatever comes in is refused in words or taken for what it is; nothing else, and no wrong byte"
 _JSON_VALUES: tuple[Any, ...] = (

@@ -10,7 +10,7 @@ from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey
 from hotspan.testing.chunks import aligned, content, key_of
 from hotspan.tiers.disk import DiskOptions, DiskTier
-from proofs.simulated.inline import InlineQueues
+from kit.simulated.inline import InlineQueues
 
 NAMESPACE = bytes(range(32))
 SIZE, SLOTS = 4096, 6

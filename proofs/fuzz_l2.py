@@ -16,9 +16,9 @@ from hotspan.l2.open import open_store, parse_store_url
 from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.testing.chunks import aligned, content
 from hotspan.tiers.record import RECORD_BYTES
+from kit.simulated.inline import InlineQueues
+from kit.simulated.memory_store import MemoryServer
 from proofs.fuzz_bench import NAMESPACE, Bench, Broken, mutated
-from proofs.simulated.inline import InlineQueues
-from proofs.simulated.memory_store import MemoryServer
 
 _HEAD_BYTES = RECORD_BYTES + LIFE_BYTES
 _SIZE = 3 * PAGE_BYTES

@@ -16,10 +16,10 @@ from hotspan.core.terms import Terms
 from hotspan.core.types import ChunkKey
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.record import Record
+from kit.places import on_disk
+from kit.proof import Findings, Progress, Proof, quantile, rng_of
 from proofs.kill_book import Book, Message
 from proofs.kill_child import NAMESPACE, Worker
-from proofs.places import on_disk
-from proofs.proof import Findings, Progress, Proof, quantile, rng_of
 
 CLAIM = "after a kill -9 the directory opens, has what was acknowledged 1 s before, and no wrong or forgotten byte"
 _LANES = 4

@@ -19,8 +19,8 @@ from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.files import Files
 from hotspan.tiers.packer import Packer
 from hotspan.tiers.table import DiskTable, read_geometry
+from kit.simulated.keys import FixedKeys
 from proofs.kill_book import Book, Message, Stored
-from proofs.simulated.keys import FixedKeys
 
 NAMESPACE = bytes(range(32))
 _BUFFERS = 16

@@ -6,10 +6,10 @@ Where each fault of a disk is shown for each kind of L2: docs/design/l2.md.
 from dataclasses import dataclass
 from typing import Any
 
+from kit.proof import Findings, Progress, Proof
 from proofs.l2_fault import sweep
 from proofs.l2_flip import change
 from proofs.l2_soak import churn
-from proofs.proof import Findings, Progress, Proof
 
 CLAIM = "an L2 whose calls fail, hang or are a process's last, or whose bytes change, costs hits and nothing else"
 

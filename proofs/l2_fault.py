@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from hotspan.core.clock import Clock
+from kit.places import in_memory
+from kit.proof import Findings, Progress, rng_of
+from kit.simulated.faults import SHORT
 from proofs.engine import Broken
 from proofs.fault import open_fds
 from proofs.l2_files import HANG, HangingFiles, Said, SharedDirectory, hooked
-from proofs.places import in_memory
-from proofs.proof import Findings, Progress, rng_of
 from proofs.replica import Replica
 from proofs.replicas import World
-from proofs.simulated.faults import SHORT
 
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EMFILE": errno.EMFILE, "short": SHORT, "hang": HANG}
 WEIGHTS = {"arrive": 20, "ask": 16, "end_store": 10, "turn": 30, "step": 12, "poll": 8, "time": 6, "invalidate": 4}

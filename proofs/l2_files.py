@@ -19,7 +19,7 @@ from hotspan.l2.blob_log import BlobLog
 from hotspan.l2.file import FileStore
 from hotspan.l2.log import SharedInvalidationLog
 from hotspan.l2.options import FileOptions
-from proofs.simulated.faults import FaultyFiles
+from kit.simulated.faults import FaultyFiles
 
 HANG = -1
 """In the place of an errno: a call does not return until `release`."""

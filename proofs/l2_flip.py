@@ -18,10 +18,10 @@ from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.testing.chunks import aligned, chain, content
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.record import RECORD_BYTES
-from proofs.places import in_memory
-from proofs.proof import Findings, Progress, rng_of
-from proofs.simulated.inline import InlineQueues
-from proofs.simulated.keys import FixedKeys
+from kit.places import in_memory
+from kit.proof import Findings, Progress, rng_of
+from kit.simulated.inline import InlineQueues
+from kit.simulated.keys import FixedKeys
 from proofs.world import NAMESPACE
 
 SIZE = 3 * PAGE_BYTES

@@ -14,11 +14,11 @@ from hotspan.core.clock import Clock
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.types import GIB, Tier
 from hotspan.l2.base import PREAMBLE_BYTES
+from kit.places import in_memory
+from kit.proof import Findings, Progress, rng_of
 from proofs import replicas
 from proofs.engine import Broken
 from proofs.l2_files import Said, SharedDirectory
-from proofs.places import in_memory
-from proofs.proof import Findings, Progress, rng_of
 from proofs.replica import SIZE, Replica
 from proofs.replicas import World
 from proofs.soak import Samples, drift

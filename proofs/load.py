@@ -19,8 +19,8 @@ from hotspan.core.types import MIB, Tier
 from hotspan.testing.chunks import chain
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.lower import LowerTier
+from kit.proof import Findings, Progress, Proof, rng_of
 from proofs.load_world import CHUNK, NEVER, EmptySlab, Engine, LinkTier, Pace, Request, World
-from proofs.proof import Findings, Progress, Proof, rng_of
 
 Policy = Literal["hotspan", "always", "never"]
 MEASURES = ("wall_s", "mean_s", "p99_s")

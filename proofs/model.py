@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from kit.places import in_memory
+from kit.proof import Findings, Progress, Proof, rng_of
 from proofs.drive import Drive
 from proofs.engine import Broken, Counts
-from proofs.places import in_memory
-from proofs.proof import Findings, Progress, Proof, rng_of
 
 CLAIM = "whatever is called in whatever order, a hit is what a dict would have said, also after crashes"
 

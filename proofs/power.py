@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hotspan.core.errors import DirectoryError
-from proofs.places import in_memory
+from kit.places import in_memory
+from kit.proof import Findings, Progress, Proof, rng_of
+from kit.simulated.inline import InlineQueues
+from kit.simulated.keys import FixedKeys
+from kit.simulated.power import PowerLoss, power_loss
 from proofs.power_run import READER, RecordedRun, Stored, loaded, open_tier
-from proofs.proof import Findings, Progress, Proof, rng_of
-from proofs.simulated.inline import InlineQueues
-from proofs.simulated.keys import FixedKeys
-from proofs.simulated.power import PowerLoss, power_loss
 
 CLAIM = "after a power loss every chunk found has its own bytes, and nothing invalidated is back"
 

@@ -14,9 +14,9 @@ from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.files import Files
 from hotspan.tiers.packer import Packer
-from proofs.simulated.inline import InlineQueues
-from proofs.simulated.keys import FixedKeys
-from proofs.simulated.power import Recording, RecordingFiles
+from kit.simulated.inline import InlineQueues
+from kit.simulated.keys import FixedKeys
+from kit.simulated.power import Recording, RecordingFiles
 
 SIZE, SLOTS = 3 * 4096, 8
 SLAB_BYTES = SLOTS * (SIZE + HEADER_BYTES)

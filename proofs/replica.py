@@ -25,10 +25,10 @@ from hotspan.l2.node import ChosenLog, NodeStore
 from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.testing.chunks import content
 from hotspan.tiers.slab import SharedSlab
+from kit.simulated.inline import InlineQueues
+from kit.simulated.keys import FixedKeys
+from kit.simulated.lower import SettledTier
 from proofs.engine import Broken, Text
-from proofs.simulated.inline import InlineQueues
-from proofs.simulated.keys import FixedKeys
-from proofs.simulated.lower import SettledTier
 from proofs.world import NAMESPACE
 
 SIZE = 3 * PAGE_BYTES

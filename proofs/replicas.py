@@ -12,10 +12,10 @@ from hotspan.core.terms import Scope, Terms
 from hotspan.l2.base import ObjectStore
 from hotspan.l2.node import NodeStore
 from hotspan.testing.clock import SimulatedClock
+from kit.proof import Findings, Progress, Proof, rng_of
+from kit.simulated.memory_store import MemoryServer
 from proofs.engine import Broken, Text, texts
-from proofs.proof import Findings, Progress, Proof, rng_of
 from proofs.replica import Connect, Epochs, Replica
-from proofs.simulated.memory_store import MemoryServer
 from proofs.world import NAMESPACE
 
 CLAIM = "replicas that share an L2 hit their own tenants' bytes and nothing that was invalidated, whatever fails"

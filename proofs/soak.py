@@ -25,11 +25,11 @@ from hotspan.tiers.packer import Packer
 from hotspan.tiers.shares import Share, Shares
 from hotspan.tiers.slab import SharedSlab
 from hotspan.tiers.table import DiskTable
+from kit.places import on_disk
+from kit.proof import Findings, Progress, Proof, rng_of
+from kit.simulated.faults import BadPlaces, bad_slots
+from kit.simulated.lower import steady
 from proofs.engine import Broken, Engine, texts
-from proofs.places import on_disk
-from proofs.proof import Findings, Progress, Proof, rng_of
-from proofs.simulated.faults import BadPlaces, bad_slots
-from proofs.simulated.lower import steady
 from proofs.world import NAMESPACE
 
 CLAIM = "churn of many times the capacity leaves no wrong byte, and memory, descriptors and disk stay as they are"

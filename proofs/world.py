@@ -19,11 +19,11 @@ from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.packer import Packer
 from hotspan.tiers.shares import Shares
 from hotspan.tiers.slab import SharedSlab
-from proofs.simulated.faults import BadPlace, BadPlaces
-from proofs.simulated.inline import InlineQueues
-from proofs.simulated.keys import FixedKeys
-from proofs.simulated.lower import SettledTier, SteadyTier
-from proofs.simulated.power import RecordingFiles, power_loss
+from kit.simulated.faults import BadPlace, BadPlaces
+from kit.simulated.inline import InlineQueues
+from kit.simulated.keys import FixedKeys
+from kit.simulated.lower import SettledTier, SteadyTier
+from kit.simulated.power import RecordingFiles, power_loss
 
 NAMESPACE = bytes(range(32))
 JUNK = b"\x5a"

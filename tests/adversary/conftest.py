@@ -19,9 +19,9 @@ from typing import Any
 import httpx
 import pytest
 
+from kit.ports import free_port
 from tests.daemon.rig import DaemonProcess
 from tests.engine.vision import make_vision_adapter, make_vision_model
-from tests.ports import free_port
 from tests.server.conftest import Server, serving
 
 ADMIN_TOKEN = "an-admin-token-of-the-house"

@@ -10,7 +10,7 @@ from benchmarks.peers.stores import LARGE, PAGE, Files, redis_server
 from benchmarks.peers.systems import SYSTEMS, VLLM, Place, Sizes, in_files, in_redis
 from hotspan.core.aftermath import Aftermath
 from hotspan.demo.plan import DemoSizes
-from tests.ports import free_port
+from kit.ports import free_port
 
 SIZES = Sizes.of(DemoSizes(documents=4, document_tokens=8192, in_flight=1), 20480)
 BYTES = bytes(range(256)) * (5 * PAGE)

@@ -13,7 +13,7 @@ from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.pace import Pace
 from hotspan.tiers.shares import Shares
 from hotspan.tiers.slab import SharedSlab
-from proofs.simulated.lower import steady
+from kit.simulated.lower import steady
 from tests.cache.manual import Flight, ManualTier
 
 SIZE = 4096

@@ -12,8 +12,8 @@ from hotspan.testing.chunks import chain, content
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.slab import SharedSlab
-from proofs.simulated.inline import InlineQueues
-from proofs.simulated.lower import steady
+from kit.simulated.inline import InlineQueues
+from kit.simulated.lower import steady
 
 SIZE = 4096
 TEXTS, LENGTH = 12, 16

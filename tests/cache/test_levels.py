@@ -14,9 +14,9 @@ from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.testing.chunks import chain, content
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.slab import SharedSlab
-from proofs.simulated.inline import InlineQueues
-from proofs.simulated.lower import steady
-from proofs.simulated.memory_store import MemoryServer
+from kit.simulated.inline import InlineQueues
+from kit.simulated.lower import steady
+from kit.simulated.memory_store import MemoryServer
 from tests.cache.manual import ManualTier
 
 SIZE = 4096

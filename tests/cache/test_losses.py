@@ -23,10 +23,10 @@ from hotspan.tiers.base import Losses
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.slab import SharedSlab
-from proofs.simulated.inline import InlineQueues
-from proofs.simulated.lower import steady
+from kit.simulated.inline import InlineQueues
+from kit.simulated.lower import steady
+from kit.waiting import PATIENCE_S
 from tests.cache.manual import ManualTier
-from tests.l2.servers import PATIENCE_S
 
 SIZE, RAM, DISK, TEXT = PAGE_BYTES, 6, 8, 2
 STORED = PREAMBLE_BYTES + PAGE_BYTES + SIZE

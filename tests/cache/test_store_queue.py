@@ -15,7 +15,7 @@ from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.lower import LOG_STALL_S, LowerTier
 from hotspan.tiers.slab import SharedSlab
-from proofs.simulated.inline import InlineQueues
+from kit.simulated.inline import InlineQueues
 from tests.cache.rig import SIZE, Rig
 from tests.operations import operations
 

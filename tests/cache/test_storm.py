@@ -20,8 +20,8 @@ from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.slab import SharedSlab
-from proofs.simulated.inline import InlineQueues
-from proofs.simulated.memory_store import MemoryServer
+from kit.simulated.inline import InlineQueues
+from kit.simulated.memory_store import MemoryServer
 
 SIZE, RAM, DISK = 4096, 16, 256
 NAMESPACE = bytes(range(32))

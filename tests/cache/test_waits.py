@@ -17,9 +17,9 @@ from hotspan.testing.chunks import chain, content
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.base import Fault
 from hotspan.tiers.slab import SharedSlab
-from proofs.simulated.inline import InlineQueues
-from proofs.simulated.lower import steady
-from proofs.simulated.memory_store import MemoryServer
+from kit.simulated.inline import InlineQueues
+from kit.simulated.lower import steady
+from kit.simulated.memory_store import MemoryServer
 from tests.cache.manual import ManualTier
 
 from .cost_rig import CHUNK, CPU, attended

@@ -29,7 +29,7 @@ from hotspan.core.frame import (
 )
 from hotspan.core.types import MIB, ChunkKey
 from hotspan.testing.chunks import content, key_of
-from proofs.simulated.keys import FixedKeys
+from kit.simulated.keys import FixedKeys
 
 NAMESPACE = bytes(range(32))
 IDENTITY = FrameIdentity(key_of("a"), NAMESPACE)

@@ -149,7 +149,7 @@ import os, signal, sys
 from pathlib import Path
 from hotspan.daemon.options import DaemonOptions
 from hotspan.daemon.server import run_daemon
-from proofs.simulated.faults import SlowFiles
+from kit.simulated.faults import SlowFiles
 port, name, size_gib, disk, disk_gib, kinds = sys.argv[1:]
 files = SlowFiles(kinds=kinds.split(","))
 signal.signal(signal.SIGUSR1, lambda *_: (files.hang(), os.write(1, b"hangs\\n")))

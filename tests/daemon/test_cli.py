@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from hotspan.cli.main import app
+from kit.ports import free_port
 from tests.daemon.rig import PATIENCE_S, DaemonProcess
-from tests.ports import free_port
 
 
 @pytest.fixture

@@ -26,9 +26,9 @@ from hotspan.testing.chunks import content, key_of
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.files import Files
 from hotspan.tiers.record import Record, pack, unpack
-from proofs.simulated.faults import BadPlace, BadPlaces, FaultyFiles
-from proofs.simulated.inline import InlineQueues
-from proofs.simulated.power import RecordingFiles, power_loss_images
+from kit.simulated.faults import BadPlace, BadPlaces, FaultyFiles
+from kit.simulated.inline import InlineQueues
+from kit.simulated.power import RecordingFiles, power_loss_images
 from tests.daemon.test_pool import bytes_of, fill, store, there
 
 MEMORY_PAGES, DISK_PAGES = 10, 32  # a slot is a page, and a copy has one for its header

@@ -18,7 +18,7 @@ from hotspan.cli.main import app
 from hotspan.core.errors import ConfigError
 from hotspan.demo.files import MARKER, bfloat16_bits
 from hotspan.demo.model import SIZES, SPECIAL_TOKENS, DemoModel, make_demo_model
-from tests.demo_adapter import make_demo_adapter
+from kit.demo_adapter import make_demo_adapter
 
 
 def digest(directory: Path) -> str:

@@ -19,8 +19,8 @@ import typer
 import yaml
 
 from hotspan.cli.main import app
+from kit.ports import free_port
 from tests.deploy.install_helm import HELM
-from tests.ports import free_port
 
 CHART = Path(__file__).parents[2] / "deploy" / "helm" / "hotspan"
 DOCS = Path(__file__).parents[2] / "docs" / "kubernetes.md"

@@ -19,7 +19,8 @@ from typing import Any
 
 import pytest
 
-from ..ports import free_port
+from kit.ports import free_port
+
 from .test_pages import DOCS, FENCE
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]

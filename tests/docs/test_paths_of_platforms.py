@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
+from kit.ports import free_port
 from tests.deploy.test_helm import one, rendered, words
 
-from ..ports import free_port
 from .test_pages import DOCS, FENCE
 from .test_paths import SMALL, TEXT, block, cached, command, completion, reached, running, shell
 from .test_paths import model as model

@@ -26,8 +26,8 @@ from hotspan.server.adapters.registry import AdapterRegistry
 from hotspan.server.adapters.routes import adapter_router
 from hotspan.server.adapters.snapshots import SnapshotStore
 from hotspan.server.adapters.source import CONFIG, WEIGHTS, Sources
+from kit.demo_adapter import make_demo_adapter
 from tests.bench.simulated import in_simulated_time
-from tests.demo_adapter import make_demo_adapter
 
 from .harness.core import CHUNK, core
 

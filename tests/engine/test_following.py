@@ -15,7 +15,7 @@ from hotspan.core.terms import Scope, tag_labels, tenant_label
 from hotspan.core.types import Tier
 from hotspan.engine import opening
 from hotspan.l2.follower import LogFollower
-from proofs.simulated.memory_store import MemoryServer
+from kit.simulated.memory_store import MemoryServer
 
 from .harness.core import BLOCK, CHUNK, Core, IdleCore, core
 

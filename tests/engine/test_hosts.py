@@ -15,7 +15,7 @@ from hotspan.core.shared_memory import SHARED_MEMORY
 from hotspan.engine import spec
 from hotspan.engine.hosts import RankReport, check_reports, check_shape, mark, ranks_here
 from hotspan.tiers.slab import SharedSlab
-from proofs.simulated.memory_store import MemoryServer
+from kit.simulated.memory_store import MemoryServer
 
 from .harness.core import CHUNK, core
 from .harness.hosts import NODES, TwoHosts

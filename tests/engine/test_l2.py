@@ -8,8 +8,8 @@ import pytest
 
 from hotspan.config.settings import L2Settings
 from hotspan.core.types import Tier
+from kit.redis_server import RedisServer
 from tests.daemon.rig import DaemonProcess
-from tests.l2.servers import RedisServer
 
 from .harness.core import CHUNK, Core, core
 

@@ -18,9 +18,9 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 import hotspan
 from hotspan.engine.connector import HotspanConnector
 from hotspan.engine.plugin import register
+from kit.ports import free_port
 
 from ..own_vllm import VLLM, a_strangers
-from ..ports import free_port
 
 PROMPT = "The archive of the town keeps every letter. " * 35
 HANG_S = 180

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hotspan.core.types import Tier
-from proofs.simulated.memory_store import MemoryServer
+from kit.simulated.memory_store import MemoryServer
 
 from .harness.core import CHUNK, STEP_TOKENS
 from .harness.simulated import POLL_S, SimulatedCore, simulated

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from benchmarks.beside_alone import CHUNK_GIB
-from benchmarks.link import Trouble, TroubledLink
 from benchmarks.slow_disk import Sickness, fail, hang
 from hotspan.config.settings import L2Settings
 from hotspan.core.types import Tier
-from tests.l2.servers import RedisServer
+from kit.link import Trouble, TroubledLink
+from kit.redis_server import RedisServer
 
 from .rig import Rig, rig
 

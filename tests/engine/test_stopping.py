@@ -16,7 +16,7 @@ from vllm.v1.engine.core import EngineCoreProc, EngineShutdownState
 
 from hotspan.core.types import Tier
 from hotspan.engine.opening import _drain_s
-from proofs.simulated.memory_store import MemoryServer
+from kit.simulated.memory_store import MemoryServer
 
 from .harness.core import CHUNK, Core, core
 from .harness.simulated import simulated

@@ -17,7 +17,7 @@ from hotspan.core.directives import Directives
 from hotspan.core.terms import DEFAULT_TENANT
 from hotspan.engine import identity
 from hotspan.testing.clock import SimulatedClock
-from proofs.simulated.memory_store import MemoryServer
+from kit.simulated.memory_store import MemoryServer
 
 from .harness.core import Core, core
 from .weights_sequences import run

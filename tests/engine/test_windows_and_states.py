@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hotspan.core.types import Tier
-from proofs.simulated.memory_store import MemoryServer
+from kit.simulated.memory_store import MemoryServer
 
 from .harness.core import BLOCK, CHUNK, Core, core
 from .harness.layers import Layers, States, Windows

@@ -30,7 +30,7 @@ prepare_environment()
 from hotspan.demo.model import make_demo_model  # noqa: E402
 from hotspan.engine import identity  # noqa: E402
 from hotspan.testing.clock import SimulatedClock  # noqa: E402
-from proofs.simulated.memory_store import MemoryServer  # noqa: E402
+from kit.simulated.memory_store import MemoryServer  # noqa: E402
 
 from .harness.core import Core, core  # noqa: E402
 

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from kit.ports import free_port
+
 from ..docs.test_paths import BIN, ENVIRONMENT, HANG_S, SMALL, running
-from ..ports import free_port
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -96,7 +97,7 @@ def test_multi_tenant(tiny_model: Path, tmp_path: Path) -> None:
 
 def test_lora(served: Served, tiny_model: Path) -> None:
     """The adapter is registered, and answers as its formatter says."""
-    from tests.demo_adapter import make_demo_adapter
+    from kit.demo_adapter import make_demo_adapter
 
     make_demo_adapter(served.adapters / "support", tiny_model, seed=1)
     shutil.copy(EXAMPLES / "lora" / "support" / "formatter.yaml", served.adapters / "support")

@@ -11,7 +11,7 @@ from hotspan.cli.cache import WarmOptions
 from hotspan.core.errors import ConfigError, RefusedError
 from hotspan.http.errors import HttpError
 from hotspan.http.warming import Room, Server, Warmed, is_idle, room_of, warm, warmups
-from hotspan.server.warming import WarmRequest
+from hotspan.server.warm_requests import WarmRequest
 
 PAGE = 'vllm:num_requests_running{engine="0"} %d.0\nvllm:num_requests_waiting{engine="0"} 0.0\n'
 TEMPLATE = "Read this.\n{document}\nQuestion: {question}\nAnswer:"

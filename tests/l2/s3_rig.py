@@ -15,7 +15,7 @@ from hotspan.l2.options import S3Options
 from hotspan.l2.s3 import S3Store
 from hotspan.testing.chunks import aligned, content
 from hotspan.tiers.record import Record
-from tests.l2.s3_server import CLIENT
+from kit.s3_server import CLIENT
 
 BUCKET = "hotspan"
 TENANT = 0xFEED

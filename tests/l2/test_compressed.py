@@ -16,9 +16,9 @@ from hotspan.testing.chunks import aligned, chain, content, key_of
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.base import Fault, Transfer
 from hotspan.tiers.record import RECORD_BYTES, Record, pack, unpack
-from proofs.simulated.inline import InlineQueues
-from proofs.simulated.keys import FixedKeys
-from proofs.simulated.memory_store import MemoryServer
+from kit.simulated.inline import InlineQueues
+from kit.simulated.keys import FixedKeys
+from kit.simulated.memory_store import MemoryServer
 
 SIZE = 64 * PAGE_BYTES
 NAMESPACE = bytes(range(32))

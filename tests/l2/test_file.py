@@ -27,11 +27,11 @@ from hotspan.l2.options import FileOptions
 from hotspan.l2.shared_files import SharedFiles
 from hotspan.testing.chunks import aligned, chain
 from hotspan.testing.clock import SimulatedClock
+from kit.waiting import PATIENCE_S, at_last, until
 from tests.l2.kit.bounds import StoreBoundsTests, report_of
 from tests.l2.kit.logs import SharedLogTests
 from tests.l2.kit.races import SharedStoreTests
 from tests.l2.kit.stores import TERMS, MakeStore, found, frame_of, put, read
-from tests.l2.servers import PATIENCE_S, at_last, until
 from tests.l2.test_shared_files import no_links
 from tests.tiers.mounts import mounted
 

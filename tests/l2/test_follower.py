@@ -12,7 +12,7 @@ from hotspan.l2.blob_log import BlobLog
 from hotspan.l2.follower import STALE_S, LogFaults, LogFollower
 from hotspan.l2.log import SharedInvalidationLog, checked
 from hotspan.testing.clock import SimulatedClock
-from proofs.simulated.memory_store import MemoryServer
+from kit.simulated.memory_store import MemoryServer
 from tests.l2.receipts import missing
 
 ONE, TWO = Scope(tenant=1, labels=frozenset([5])), Scope(tenant=2, labels=frozenset([6]))

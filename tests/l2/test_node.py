@@ -11,12 +11,12 @@ from hotspan.l2.follower import LogFollower
 from hotspan.l2.node import NodeStore
 from hotspan.l2.open import open_store
 from hotspan.testing.chunks import chain
+from kit.ports import free_port
 from tests.daemon.rig import DaemonProcess, patient_store
 from tests.daemon_protocol.peer import Peer
 from tests.l2.kit.outages import StoreOutageTests
 from tests.l2.kit.races import PLAIN, TAG, TAGGED, SteppedReplica
 from tests.l2.kit.stores import MakeStore
-from tests.ports import free_port
 
 CHUNKS = chain("a", 2)
 OTHERS = chain("b", 2)

@@ -17,7 +17,7 @@ from hotspan.l2.metadata import ENTRY_BYTES, LIFE_BYTES, MAX_UPDATES, new_life, 
 from hotspan.l2.objects import BlobStore
 from hotspan.testing.chunks import chain
 from hotspan.testing.clock import SimulatedClock
-from proofs.simulated.memory_store import MemoryServer
+from kit.simulated.memory_store import MemoryServer
 from tests.l2.kit.bounds import StoreBoundsTests, report_of
 from tests.l2.kit.races import SharedStoreTests
 from tests.l2.kit.stores import TENANT, TERMS, MakeStore, found, frame_of, put, read, record_of

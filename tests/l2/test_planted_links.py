@@ -15,8 +15,8 @@ from hotspan.l2.options import FileOptions
 from hotspan.l2.tree import Tree
 from hotspan.testing.chunks import chain
 from hotspan.testing.clock import SimulatedClock
+from kit.waiting import PATIENCE_S
 from tests.l2.kit.stores import found, put
-from tests.l2.servers import PATIENCE_S
 
 (A,), (B,) = chain("a", 1), chain("b", 1)
 SIZE = 8192

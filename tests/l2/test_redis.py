@@ -20,11 +20,12 @@ from hotspan.l2.metadata import MAX_BYTES, MAX_UPDATES
 from hotspan.l2.options import RedisOptions
 from hotspan.l2.redis import RedisStore
 from hotspan.testing.chunks import aligned, chain, key_of
+from kit.redis_server import RedisServer, redis_server
+from kit.waiting import PATIENCE_S, at_last, until
 from tests.l2.kit.bounds import ROOM_BYTES, StoreBoundsTests, growth_of
 from tests.l2.kit.outages import StoreOutageTests
 from tests.l2.kit.races import SharedStoreTests
 from tests.l2.kit.stores import TERMS, MakeStore, ObjectStoreTests, found, frame_of, put, read
-from tests.l2.servers import PATIENCE_S, RedisServer, at_last, redis_server, until
 from tests.relay import Relay
 
 SIZE = 2 * MIB + 4096

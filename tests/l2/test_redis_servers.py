@@ -19,12 +19,13 @@ from hotspan.l2.redis import RedisStore
 from hotspan.l2.redis_servers import Command, RedisServers
 from hotspan.testing.chunks import chain, key_of
 from hotspan.testing.clock import SimulatedClock
+from kit.ports import free_port
+from kit.redis_server import RedisServer, redis_server
+from kit.waiting import PATIENCE_S, at_last
 from tests.certificates import make_certificate
 from tests.l2.kit.logs import SharedLogTests
 from tests.l2.kit.races import StoreRaceTests
 from tests.l2.kit.stores import MakeStore, ObjectStoreTests, found, frame_of, put, read
-from tests.l2.servers import PATIENCE_S, RedisServer, at_last, redis_server
-from tests.ports import free_port
 
 SIZE = 2 * MIB + 4096
 (A,) = chain("a", 1)

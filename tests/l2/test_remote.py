@@ -21,9 +21,9 @@ from hotspan.testing.chunks import aligned, chain, content
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.base import Fault, Transfer
 from hotspan.tiers.record import RECORD_BYTES, unpack
-from proofs.simulated.inline import InlineQueues
-from proofs.simulated.keys import FixedKeys
-from proofs.simulated.memory_store import MemoryServer
+from kit.simulated.inline import InlineQueues
+from kit.simulated.keys import FixedKeys
+from kit.simulated.memory_store import MemoryServer
 from tests.l2.receipts import missing
 
 SIZE = 2 * 4096

@@ -14,12 +14,12 @@ from hotspan.l2.log import pack_entry
 from hotspan.l2.metadata import MAX_BYTES, MAX_UPDATES
 from hotspan.l2.s3 import S3Store
 from hotspan.testing.chunks import chain
+from kit.s3_server import S3Server
 from tests.l2.kit.bounds import StoreBoundsTests, report_of
 from tests.l2.kit.outages import StoreOutageTests
 from tests.l2.kit.races import SharedStoreTests
 from tests.l2.kit.stores import MakeStore
 from tests.l2.s3_rig import BUCKET, Place
-from tests.l2.s3_server import S3Server
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from hotspan.l2.options import S3Options
 from hotspan.l2.s3 import S3Blobs, S3Store
 from hotspan.testing.chunks import aligned, chain
 from hotspan.testing.clock import SimulatedClock
+from kit.s3_server import CLIENT, S3Server
 from tests.l2.s3_rig import (
     BUCKET,
     FRAME_BYTES,
@@ -27,7 +28,6 @@ from tests.l2.s3_rig import (
     places,
     put_all,
 )
-from tests.l2.s3_server import CLIENT, S3Server
 
 TAG = Terms(labels=tag_labels(["z"]))
 

@@ -18,7 +18,7 @@ from hotspan.core.types import MIB
 from hotspan.l2.shared_files import Calls, FileCall, SharedFiles
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.io import IO_BYTES
-from tests.l2.servers import PATIENCE_S, at_last, until
+from kit.waiting import PATIENCE_S, at_last, until
 
 
 @pytest.fixture

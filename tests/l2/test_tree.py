@@ -13,8 +13,8 @@ from hotspan.l2.file import FileStore
 from hotspan.l2.options import FileOptions
 from hotspan.l2.tree import Tree
 from hotspan.testing.chunks import chain
+from kit.waiting import PATIENCE_S
 from tests.l2.kit.stores import put
-from tests.l2.servers import PATIENCE_S
 
 CHUNKS = chain("a", 4)
 SIZE = 4096

@@ -26,7 +26,7 @@ from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.packer import Packer
 from hotspan.tiers.pins import Pins
 from hotspan.tiers.slab import SharedSlab
-from proofs.simulated.inline import InlineQueues
+from kit.simulated.inline import InlineQueues
 from tests.engine.harness.simulated import at_once
 
 SIZE, RAM, DISK = 4 * PAGE_BYTES, 8, 16

@@ -14,7 +14,7 @@ from hotspan.engine.metrics import CacheMetrics
 from hotspan.engine.requests import RequestRecord
 from hotspan.keyring.keyring import open_keyring
 from hotspan.testing.clock import SimulatedClock
-from proofs.simulated.memory_store import MemoryServer
+from kit.simulated.memory_store import MemoryServer
 from tests.cache.rig import Rig
 from tests.cache.test_levels import Levels
 from tests.cache.test_rhythm import TEXT, Sessions

@@ -15,8 +15,8 @@ from hotspan.l2.options import FileOptions
 from hotspan.testing.chunks import chain
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.slab import SharedSlab
-from proofs.simulated.memory_store import MemoryServer
-from tests.l2.servers import PATIENCE_S
+from kit.simulated.memory_store import MemoryServer
+from kit.waiting import PATIENCE_S
 from tests.tiers.test_places import Disk, roots, slot_place
 
 from .stack import DISK, FULL, IO, RAM, SIZE, stack

@@ -13,13 +13,13 @@ from hotspan.l2.shared_files import FileCall, SharedFiles
 from hotspan.l2.view import LogView
 from hotspan.tiers.files import Buffer
 from hotspan.tiers.lower import LowerTier
+from kit.proof import Findings
 from proofs import l2, l2_fault
 from proofs.engine import Broken
 from proofs.l2_fault import Fault, Tally, meet, sweep
 from proofs.l2_files import HangingFiles
 from proofs.l2_flip import change
 from proofs.l2_soak import Churn, churn
-from proofs.proof import Findings
 
 from .test_proofs import silent
 

@@ -20,10 +20,10 @@ from hotspan.l2.view import LogView
 from hotspan.tiers.log import GenerationLog
 from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.table import DiskTable
+from kit.proof import Proof
+from kit.simulated.inline import InlineQueues
 from proofs import bad_places, compression, fault, flip, fuzz, kill, model, power, replicas, simulate, soak
 from proofs.power_run import open_tier
-from proofs.proof import Proof
-from proofs.simulated.inline import InlineQueues
 
 
 def silent(done: int, of: int) -> None:
@@ -294,5 +294,5 @@ def test_bad_places() -> None:
 
 def test_bad_places_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk engine that tests no slot after a fault sets none aside."""
-    monkeypatch.setattr("hotspan.tiers.disk_slab.is_suspect", lambda transfer: False)
+    monkeypatch.setattr("hotspan.tiers.slab_transfers.is_suspect", lambda transfer: False)
     assert not bad_places.run(bad_places.Options(hours=1, seeds=1), silent).passed

@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
+from kit.places import in_memory
 from proofs import fuzz
 from proofs.drive import HOLDERS, TROUBLES, WEIGHTS, Drive
 from proofs.engine import Broken
-from proofs.places import in_memory
 
 QUICK = settings(max_examples=60, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck))
 

@@ -12,7 +12,7 @@ import zmq
 from hotspan.config.kv_events import DOMAIN, CurveKeys, is_local, read_key
 from hotspan.core.errors import ConfigError
 from hotspan.router.types import Medium
-from tests.ports import free_port
+from kit.ports import free_port
 
 from .engine import Claims, keys_of
 from .test_events import STEM, feed_for, running, told_by_vllm, until

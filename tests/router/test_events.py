@@ -25,7 +25,7 @@ from hotspan.router.events import EventFeed
 from hotspan.router.settings import Replica
 from hotspan.router.text import Roots
 from hotspan.router.types import Medium
-from tests.ports import free_port
+from kit.ports import free_port
 from tests.router.engine import Claims, Text, blocks_of, join, keys_of, message, removed, stored, whole_keys
 from tests.router.rig import replicas, routed, say_ok
 from tests.router.test_tokens import made

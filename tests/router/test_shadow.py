@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotspan.core.errors import ConfigError
+from hotspan.router.answers import answer_of
+from hotspan.router.evidence import Evidence
 from hotspan.router.settings import Replica, RouterSettings
-from hotspan.router.shadow import Evidence, answer_of
 
 from .rig import Answering, Fake, Routed, hang, replicas, routed, say, until
 

@@ -16,7 +16,7 @@ import httpx
 
 from hotspan.config.server_settings import ServerSettings
 from hotspan.server.options import ServeOptions
-from tests.ports import free_port
+from kit.ports import free_port
 
 IN_CORE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """The engine core computes by itself, as with one GPU. On CPU vLLM starts a worker otherwise: one more import of torch.

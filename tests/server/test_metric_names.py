@@ -6,7 +6,8 @@ import re
 import pytest
 
 from docsite import alerts
-from docsite.grafana import BOARD, board, declared
+from docsite.grafana import BOARD, board
+from docsite.metrics import declared
 from docsite.reference import REFERENCE, metrics_page
 from hotspan.daemon.disk import DiskCounts
 from hotspan.daemon.metrics import GAUGES, DaemonFigures

@@ -22,8 +22,8 @@ from hotspan.core.errors import ConfigError
 from hotspan.engine.arguments import add_cache, parse_engine_arguments
 from hotspan.server.options import bind, check_exposure
 from hotspan.tiers.directory import open_directory
+from kit.ports import free_port
 
-from ..ports import free_port
 from .conftest import serve_options
 
 

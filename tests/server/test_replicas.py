@@ -19,8 +19,8 @@ import pytest
 
 from hotspan.bench.prose import prose
 from hotspan.core.types import CHUNK_TOKENS
+from kit.ports import free_port
 from tests.daemon.rig import DaemonProcess
-from tests.ports import free_port
 
 from .conftest import Server, serving
 

@@ -22,8 +22,8 @@ from hotspan.server import options as options_module
 from hotspan.server import run
 from hotspan.server.hardening import NO_MEDIA_DOMAIN
 from hotspan.server.options import ServeOptions
+from kit.ports import free_port
 from tests.certificates import make_certificate
-from tests.ports import free_port
 from tests.server.conftest import serve_options
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.l2.servers import INSTALL_REDIS
+from kit.redis_server import INSTALL_REDIS
 
 from .conftest import Server, serving
 from .test_replicas import TEXTS, ask_within, chunks_of, kill, settle, share, stored

@@ -18,7 +18,8 @@ from hotspan.http.errors import HttpError
 from hotspan.server.admission import Admission
 from hotspan.server.exchange import AppExchange
 from hotspan.server.principal import Principal, asking, current_held_since_s, current_tenant
-from hotspan.server.warming import MAX_HELD_CHARS, MAX_JOBS, Job, Warming, WarmRequest, warming_router
+from hotspan.server.warm_requests import WarmRequest
+from hotspan.server.warming import MAX_HELD_CHARS, MAX_JOBS, Job, Warming, warming_router
 from hotspan.testing.clock import SimulatedClock
 from tests.router.rig import until
 

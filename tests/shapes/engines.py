@@ -19,8 +19,8 @@ from typing import Any
 
 import psutil
 
+from kit.ports import free_port
 from tests.own_vllm import VLLM, a_strangers
-from tests.ports import free_port
 
 from .table import Shape
 

@@ -20,8 +20,8 @@ from hotspan.testing.clock import SimulatedClock
 from hotspan.testing.conformance import NAMESPACE, TERMS, invalidate, load, settle, store
 from hotspan.tiers.check import check_offline
 from hotspan.tiers.disk import DiskOptions, DiskTier
-from proofs.simulated.faults import FaultyFiles, SlowFiles
-from proofs.simulated.keys import FixedKeys
+from kit.simulated.faults import FaultyFiles, SlowFiles
+from kit.simulated.keys import FixedKeys
 
 SIZE, SLOTS = 2 * 4096, 8
 SLOT = HEADER_BYTES + SIZE

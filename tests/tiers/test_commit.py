@@ -7,7 +7,7 @@ import pytest
 from hotspan.core.terms import Scope, Terms
 from hotspan.testing.chunks import key_of
 from hotspan.tiers.commit import GroupCommit
-from proofs.simulated.inline import InlineQueues
+from kit.simulated.inline import InlineQueues
 
 NAMESPACE = bytes(32)
 

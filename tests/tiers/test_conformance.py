@@ -15,9 +15,9 @@ from hotspan.testing.clock import SimulatedClock
 from hotspan.testing.conformance import NAMESPACE, AnyTierTests, StorageTierTests, load, store
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.packer import Packer
-from proofs.simulated.inline import InlineQueues
-from proofs.simulated.keys import FixedKeys
-from proofs.simulated.memory_store import MemoryServer
+from kit.simulated.inline import InlineQueues
+from kit.simulated.keys import FixedKeys
+from kit.simulated.memory_store import MemoryServer
 from tests.cache.manual import ManualTier
 
 

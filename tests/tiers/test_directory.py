@@ -23,7 +23,7 @@ from hotspan.tiers.files import Files
 from hotspan.tiers.log import Invalidation
 from hotspan.tiers.record import Record
 from hotspan.tiers.table import DiskTable
-from proofs.simulated.faults import SHORT, FaultyFiles, slots_bytes
+from kit.simulated.faults import SHORT, FaultyFiles, slots_bytes
 
 from .mounts import mounted
 

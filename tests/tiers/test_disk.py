@@ -25,8 +25,8 @@ from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.files import Files
 from hotspan.tiers.record import RECORD_BYTES, Record
 from hotspan.tiers.table import SUPERBLOCK_BYTES, DiskTable, Geometry
-from proofs.simulated.faults import FaultyFiles, SlowFiles
-from proofs.simulated.inline import InlineQueues
+from kit.simulated.faults import FaultyFiles, SlowFiles
+from kit.simulated.inline import InlineQueues
 
 SIZE = 2 * 4096
 SLOT = SIZE + 4096

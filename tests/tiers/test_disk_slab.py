@@ -13,12 +13,13 @@ from hotspan.testing.chunks import aligned, content, key_of
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.base import Fault, Transfer
 from hotspan.tiers.directory import DirectoryLayout
-from hotspan.tiers.disk_slab import DiskOptions, DiskSlab
+from hotspan.tiers.disk_options import DiskOptions
+from hotspan.tiers.disk_slab import DiskSlab
 from hotspan.tiers.files import Files
 from hotspan.tiers.record import Record
-from proofs.simulated.faults import FaultyFiles
-from proofs.simulated.inline import InlineQueues
-from proofs.simulated.power import RecordingFiles, power_loss_images
+from kit.simulated.faults import FaultyFiles
+from kit.simulated.inline import InlineQueues
+from kit.simulated.power import RecordingFiles, power_loss_images
 
 SLOT = 3 * PAGE_BYTES
 SLOTS = 12

@@ -14,7 +14,7 @@ from hotspan.testing.clock import SimulatedClock
 from hotspan.testing.conformance import NAMESPACE, invalidate, load, store
 from hotspan.tiers.base import Fault
 from hotspan.tiers.disk import DiskOptions, DiskTier
-from proofs.simulated.keys import FixedKeys
+from kit.simulated.keys import FixedKeys
 
 SIZE, SLOTS = 8 * 4096, 6
 CHUNKS = chain("a", 4)

@@ -16,9 +16,9 @@ from hotspan.testing.clock import SimulatedClock
 from hotspan.testing.conformance import NAMESPACE, DurableSpy
 from hotspan.tiers.base import Fault
 from hotspan.tiers.disk import DiskOptions, DiskTier
-from proofs.simulated.faults import SHORT, FaultyFiles, HookedFiles, VanishedFiles
-from proofs.simulated.inline import InlineQueues
-from proofs.simulated.keys import FixedKeys
+from kit.simulated.faults import SHORT, FaultyFiles, HookedFiles, VanishedFiles
+from kit.simulated.inline import InlineQueues
+from kit.simulated.keys import FixedKeys
 
 SIZE, SLOTS = 3 * 4096, 5
 TAGGED, OTHERS = chain("tagged", 2), chain("others", 3)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hotspan.core.terms import Scope
 from hotspan.testing.chunks import key_of
 from hotspan.tiers.log import GenerationLog, Invalidation
-from proofs.simulated.faults import SHORT, FaultyFiles
+from kit.simulated.faults import SHORT, FaultyFiles
 
 SCOPES = [Scope(), Scope(tenant=7), Scope(labels=frozenset([1, 2]), keys=frozenset([key_of("a")]), namespace=bytes(32))]
 ENTRIES = [Invalidation(generation, (scope,), 1000.5) for generation, scope in enumerate(SCOPES, 1)]

@@ -17,8 +17,8 @@ from hotspan.tiers.base import Durable, Fault, Transfer
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.files import Files
 from hotspan.tiers.lower import LOG_STALL_S, MAX_FAULTS, STALL_S, LowerTier
-from proofs.simulated.faults import FaultyFiles, SlowFiles, VanishedFiles
-from proofs.simulated.inline import InlineQueues
+from kit.simulated.faults import FaultyFiles, SlowFiles, VanishedFiles
+from kit.simulated.inline import InlineQueues
 
 SIZE, SLOTS = 2 * 4096, 8
 CHUNKS = chain("a", 6)

@@ -20,9 +20,9 @@ from hotspan.tiers.check import check_offline
 from hotspan.tiers.disk import DiskOptions, DiskTier, slot_bytes_for
 from hotspan.tiers.files import Files
 from hotspan.tiers.packer import Packer
-from proofs.places import in_memory
-from proofs.simulated.inline import InlineQueues
-from proofs.simulated.keys import FixedKeys
+from kit.places import in_memory
+from kit.simulated.inline import InlineQueues
+from kit.simulated.keys import FixedKeys
 
 PAGES = 15
 SIZE = PAGES * PAGE_BYTES

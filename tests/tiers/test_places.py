@@ -21,9 +21,9 @@ from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.record import RECORD_BYTES, Flaw
 from hotspan.tiers.table import SUPERBLOCK_BYTES
-from proofs.simulated.faults import PLACE_KINDS, BadPlace, BadPlaces, VanishedFiles, bad_slots
-from proofs.simulated.inline import InlineQueues
-from proofs.simulated.lower import SettledTier
+from kit.simulated.faults import PLACE_KINDS, BadPlace, BadPlaces, VanishedFiles, bad_slots
+from kit.simulated.inline import InlineQueues
+from kit.simulated.lower import SettledTier
 
 SIZE = 3 * PAGE_BYTES
 SLOT = SIZE + PAGE_BYTES

@@ -15,6 +15,9 @@ from hotspan.core.types import Chunk, ChunkKey
 from hotspan.testing.chunks import aligned, content
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.disk import DiskOptions, DiskTier
+from kit.simulated.inline import InlineQueues
+from kit.simulated.keys import FixedKeys
+from kit.simulated.power import PowerLoss, RecordingFiles, power_loss, power_loss_images
 from proofs.power_run import (
     CHUNKS,
     NAMESPACE,
@@ -28,9 +31,6 @@ from proofs.power_run import (
     loaded,
     open_tier,
 )
-from proofs.simulated.inline import InlineQueues
-from proofs.simulated.keys import FixedKeys
-from proofs.simulated.power import PowerLoss, RecordingFiles, power_loss, power_loss_images
 
 
 class TightFiles(RecordingFiles):

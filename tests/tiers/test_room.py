@@ -23,8 +23,8 @@ from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.files import Files
 from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.room import SlabSpace, step_bytes
-from proofs.simulated.faults import FaultyFiles, SmallDisk, slots_bytes
-from proofs.simulated.inline import InlineQueues
+from kit.simulated.faults import FaultyFiles, SmallDisk, slots_bytes
+from kit.simulated.inline import InlineQueues
 
 SIZE = 2 * 4096
 SLOT = SIZE + 4096

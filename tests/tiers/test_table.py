@@ -20,7 +20,7 @@ from hotspan.testing.chunks import key_of
 from hotspan.tiers.log import Invalidation
 from hotspan.tiers.record import MAX_PARTS, RECORD_BYTES, RECORD_LABELS, Record, pack, unpack
 from hotspan.tiers.table import SUPERBLOCK_BYTES, DiskTable, Geometry, read_geometry
-from proofs.simulated.faults import SHORT, FaultyFiles, SlowFiles
+from kit.simulated.faults import SHORT, FaultyFiles, SlowFiles
 
 GEOMETRY = Geometry(8192, 16)
 DIGESTS = st.binary(min_size=32, max_size=32)

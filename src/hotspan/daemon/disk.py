@@ -21,7 +21,8 @@ from hotspan.daemon.stored import StoredObject
 from hotspan.l2.base import PREAMBLE_BYTES, updated
 from hotspan.tiers.base import Fault, Transfer
 from hotspan.tiers.directory import DirectoryLayout
-from hotspan.tiers.disk_slab import DiskOptions, DiskSlab
+from hotspan.tiers.disk_options import DiskOptions
+from hotspan.tiers.disk_slab import DiskSlab
 from hotspan.tiers.log import LogFile
 from hotspan.tiers.owned import explained
 from hotspan.tiers.record import Record, pack, unpack

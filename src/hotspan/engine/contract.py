@@ -229,10 +229,7 @@ METHODS: tuple[Method, ...] = (
 OWN: dict[str, str] = {
     "HotspanConnector": "get_transfer_results",
     "HotspanManager": """
-        bind admit load_adapter unload_adapter keyer named invalidate end_namespace begin_namespace reset_outputs
-        is_waiting blended note_answer note_blends begin retire
-        begin_step end_step forget_ended idle leave_out get_load_source note_copies may_stall note_stall
-        await_chunks
+        bind admit is_waiting blended note_answer begin retire begin_step idle get_load_source
     """,
     "HotspanSpec": "open_slab find_ranks report unlink_slab",
     "HostWorker": "await_loads slot",

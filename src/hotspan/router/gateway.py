@@ -11,7 +11,7 @@ import functools
 import logging
 import random
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import orjson
@@ -90,23 +90,12 @@ class Gateway:
         rng = rng or random.Random()
         self._upstream = upstream
         self._replicas = {replica.url: replica for replica in settings.replicas}
-        self._access = Access(
-            settings.tenant_header,
-            settings.keys,
-            settings.admin_token,
-            is_shared=settings.share_across_tenants,
-            hosts=Hosts((settings.host, *settings.allowed_hosts)),
-        )
+        self._access = _access(settings)
         self._bodies = Bodies(http_limits(settings))
         named = [name for name in (settings.tenant_header, settings.session_key) if name]
         self._decisive = DECISIVE | {name.lower().encode() for name in named}
-        self.fleet = Fleet(
-            strategy=settings.strategy,
-            index=PrefixIndex(settings.index_bytes),
-            clock=clock,
-            rng=rng,
-            weights=Weights(threshold=settings.threshold),
-        )
+        index, weights = PrefixIndex(settings.index_bytes), Weights(threshold=settings.threshold)
+        self.fleet = Fleet(strategy=settings.strategy, index=index, clock=clock, rng=rng, weights=weights)
         self.dispatcher = Dispatcher(
             self.fleet,
             max_in_flight=settings.max_in_flight,
@@ -134,17 +123,6 @@ class Gateway:
             *(settings, self._prompts, upstream, self.fleet, self.dispatcher, self.health, sessions, metrics, tracer),
             self.shadows,
         )
-        self._answers = {
-            Route.WORK: self._work,
-            Route.ONE: self._one,
-            Route.ALL: self._all,
-            Route.PREFETCH: self._prefetch,
-            Route.WARM: self._warm,
-            Route.HEALTH: self._health,
-            Route.METRICS: self._page,
-            Route.DASHBOARD: self._dashboard,
-            Route.ADMIN: self._admin,
-        }
         self._idle = asyncio.Event()
         self._idle.set()
         self.is_draining = False
@@ -209,7 +187,7 @@ class Gateway:
             self._access.check_host(exchange, is_admin=route in (Route.ADMIN, Route.METRICS))
             if route in (Route.WORK, Route.ONE, Route.ALL, Route.PREFETCH, Route.WARM):
                 self._access.check_client(exchange)
-            outcome = await self._answers[route](exchange)
+            outcome = await _ANSWERS[route](self, exchange)
         except ClientGone:
             outcome = "gone"
         except NoReplicaError:
@@ -364,9 +342,33 @@ class Gateway:
             raise HttpError(400, f'which {field}? Send {{"{field}": {hint}}}') from error
 
 
+_ANSWERS: Mapping[Route, Callable[[Gateway, Exchange], Awaitable[str]]] = {
+    Route.WORK: Gateway._work,
+    Route.ONE: Gateway._one,
+    Route.ALL: Gateway._all,
+    Route.PREFETCH: Gateway._prefetch,
+    Route.WARM: Gateway._warm,
+    Route.HEALTH: Gateway._health,
+    Route.METRICS: Gateway._page,
+    Route.DASHBOARD: Gateway._dashboard,
+    Route.ADMIN: Gateway._admin,
+}
+"""Who answers a route, with its outcome."""
+
+
 def http_limits(settings: RouterSettings) -> HttpLimits:
     """What the clients of a router may take: half is divided between the API keys, where there are any."""
     return HttpLimits(settings.max_request_bytes, settings.held_bytes, max(1, len(settings.keys)))
+
+
+def _access(settings: RouterSettings) -> Access:
+    return Access(
+        settings.tenant_header,
+        settings.keys,
+        settings.admin_token,
+        is_shared=settings.share_across_tenants,
+        hosts=Hosts((settings.host, *settings.allowed_hosts)),
+    )
 
 
 def _prompts(settings: RouterSettings, access: Access) -> Prompts:

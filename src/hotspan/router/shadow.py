@@ -10,23 +10,21 @@ candidate drifts by what it differs more than that. Nobody waits for a copy: it 
 
 import asyncio
 import logging
-import math
 import random
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
 
-import orjson
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import REQUEST_ID, Exchange
-from hotspan.http.head import SESSION_HEADER
-from hotspan.http.sse import SSE, Events
+from hotspan.http.sse import SSE
 from hotspan.http.upstream import BrokenError, UnreachedError, Upstream, UpstreamResponse
+from hotspan.router.answers import MAX_BYTES, Said, answer_of, comparable
+from hotspan.router.evidence import Evidence
 from hotspan.router.fleet import Fleet
 from hotspan.router.health import ReplicaHealth
 from hotspan.router.settings import RouterSettings
@@ -34,76 +32,11 @@ from hotspan.router.settings import RouterSettings
 logger = logging.getLogger(__name__)
 
 _PREFIX = "hotspan_router_"
-_PATHS = frozenset(("/v1/chat/completions", "/v1/completions"))
-_MAX_BYTES = 256 * 1024
-"""Of a request, and of an answer, that is copied."""
-
 _QUEUE = 64
 _WITHIN_S = 300.0
 _DROPPED_HEADERS = frozenset((REQUEST_ID, "accept-encoding", "traceparent", "tracestate"))
 
-_DIRECTIVES = "kv_transfer_params"
-_LEAVES_NOTHING = {"no_store": True, "renew": False}
-"""Directives of a copy: what its client has invalidated since, or no longer wants kept, must not be stored again."""
-
 _OUTCOMES = ("same", "different", "not_comparable", "dropped", "failed", "no_replica")
-
-_ALPHA = 0.05
-"""Probability that a candidate without a drift above the limit is ever rolled back."""
-
-_BETS = tuple((at + 0.5) / 12 for at in range(12))
-
-
-class Evidence:
-    """What comparisons say of a drift, at any time, however often it is asked.
-
-    The drift is the expected value of D: 1 if the candidate differs and the control does not, -1 the other way round,
-    else 0. Against "the drift is at most m" a bettor starts with 1 and multiplies it by 1 + b (D - m) at each
-    comparison, for a fixed share b of 1 / (1 + m); the mean over several b is the wealth. If the drift is at most m,
-    the wealth ever reaches 1 / alpha with a probability of at most alpha (Ville's inequality).
-    """
-
-    def __init__(self) -> None:
-        self.worse = self.equal = self.better = self.different = self.noise = 0
-
-    def note(self, *, differs: bool, control_differs: bool) -> None:
-        """One comparison: whether the candidate's answer, and the same replica's second one, differ from the first."""
-        self.different += differs
-        self.noise += control_differs
-        self.worse += differs and not control_differs
-        self.better += control_differs and not differs
-        self.equal += differs == control_differs
-
-    @property
-    def compared(self) -> int:
-        return self.worse + self.equal + self.better
-
-    @property
-    def drift(self) -> float:
-        """The estimate; 0 without comparisons."""
-        return (self.worse - self.better) / self.compared if self.compared else 0.0
-
-    @property
-    def low(self) -> float:
-        """The lower limit of the drift: with a probability of 95 % it is never above the drift, at no time."""
-        low, high = -1.0, 1.0
-        for _ in range(30):
-            middle = (low + high) / 2
-            low, high = (middle, high) if self.is_above(middle) else (low, middle)
-        return low
-
-    def is_above(self, limit: float) -> bool:
-        """Whether the drift is above a limit, as far as can be told so far."""
-        gains = [
-            self.worse * math.log1p(bet * (1 - limit) / (1 + limit))
-            + self.equal * math.log1p(-bet * limit / (1 + limit))
-            + self.better * math.log1p(-bet)
-            for bet in (_BETS if limit > -1 else ())
-        ]
-        most = max(gains, default=math.inf)
-        return not gains or most + math.log(sum(math.exp(gain - most) for gain in gains) / len(gains)) >= -math.log(
-            _ALPHA
-        )
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -126,7 +59,7 @@ class Copy:
     def add(self, part: bytes) -> None:
         """A part of the answer was sent."""
         self.size += len(part)
-        if self.size <= _MAX_BYTES:
+        if self.size <= MAX_BYTES:
             self.parts.append(part)
 
 
@@ -179,7 +112,7 @@ class Shadows(Collector):
         if not drawn:
             return []
         kind = answer.header("content-type")
-        copied = _comparable(exchange, body) if answer.status == 200 and not answer.header("content-encoding") else None
+        copied = comparable(exchange, body) if answer.status == 200 and not answer.header("content-encoding") else None
         if copied is None:
             for group in drawn:
                 group.outcomes["not_comparable"] += 1
@@ -256,7 +189,7 @@ class Shadows(Collector):
 
     async def _compare(self, group: _Group, copy: Copy) -> str:
         """Ask the candidate, and the same replica again; the outcome, for the metrics."""
-        first = answer_of(b"".join(copy.parts), is_stream=copy.is_stream) if copy.size <= _MAX_BYTES else None
+        first = answer_of(b"".join(copy.parts), is_stream=copy.is_stream) if copy.size <= MAX_BYTES else None
         if first is None:
             return "not_comparable"
         up = group.replicas & self._fleet.up
@@ -277,7 +210,7 @@ class Shadows(Collector):
             self._roll_back(group)
         return "different" if theirs != first else "same"
 
-    async def _ask(self, replica: str, copy: Copy) -> "Said | None":
+    async def _ask(self, replica: str, copy: Copy) -> Said | None:
         """A replica's answer, as a whole; None if it gives none."""
         status, content = await self._upstream.fetch(
             replica,
@@ -286,7 +219,7 @@ class Shadows(Collector):
             headers=copy.headers,
             body=copy.body,
             within_s=_WITHIN_S,
-            max_bytes=4 * _MAX_BYTES,
+            max_bytes=4 * MAX_BYTES,
         )
         return answer_of(content, is_stream=False) if status == 200 else None
 
@@ -354,60 +287,3 @@ class Shadows(Collector):
             low.add_metric((group.name,), group.evidence.low)
             rolled_back.add_metric((group.name,), float(group.is_rolled_back))
         yield from (copies, drift, low, rolled_back)
-
-
-# -- answers -----------------------------------------------------------------------------------------------------------
-
-Said = Mapping[str, str]
-"""What an answer says: text, reasoning and tool calls, and why it ended."""
-
-
-def answer_of(content: bytes, *, is_stream: bool) -> Said | None:
-    """What an answer of one choice says, streamed or whole; None if it is not whole, or no such answer."""
-    try:
-        parts = Events().of(content + b"\n") if is_stream else [orjson.loads(content)]
-        said: defaultdict[str, str] = defaultdict(str)
-        for part in parts:
-            for choice in part.get("choices") or ():
-                _add(choice, said)
-    except (ValueError, TypeError, AttributeError):
-        return None
-    return dict(said) if said.get("end") else None
-
-
-def _add(choice: Mapping[str, Any], said: defaultdict[str, str]) -> None:
-    part = choice.get("message") or choice.get("delta") or choice
-    found = {
-        "text": part.get("content") or choice.get("text"),
-        "reasoning": part.get("reasoning") or part.get("reasoning_content"),
-        "end": choice.get("finish_reason"),
-    }
-    for at, call in enumerate(part.get("tool_calls") or ()):
-        function, number = call.get("function") or {}, call.get("index", at)
-        found |= {f"tool {number}": function.get("name"), f"arguments {number}": function.get("arguments")}
-    for name, text in found.items():
-        if text:
-            said[name] += text
-
-
-def _comparable(exchange: Exchange, body: bytes) -> bytes | None:
-    """The body of a copy, whose answer comes as a whole; None for a request whose answers can't be compared."""
-    if exchange.path not in _PATHS or len(body) > _MAX_BYTES or SESSION_HEADER in exchange.headers:
-        return None
-    try:
-        parsed = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    if not isinstance(parsed, dict) or parsed.get("temperature") != 0 or isinstance(parsed["temperature"], bool):
-        return None
-    is_several = isinstance(parsed.get("prompt"), list) and any(not isinstance(each, int) for each in parsed["prompt"])
-    if parsed.get("n") not in (None, 1) or parsed.get("best_of") not in (None, 1) or is_several:
-        return None
-    asked = parsed.get(_DIRECTIVES) or {}
-    if not isinstance(asked, dict) or parsed.get("use_beam_search"):  # a replica refuses directives beside that
-        return None
-    parsed.pop("stream_options", None)
-    try:
-        return orjson.dumps(parsed | {"stream": False, _DIRECTIVES: asked | _LEAVES_NOTHING})
-    except orjson.JSONEncodeError:  # it can be nested more deeply than it can be written
-        return None

@@ -12,10 +12,12 @@ from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import MIB, PAGE_BYTES, Chunk, ChunkKey, Tier, round_up
 from hotspan.tiers.base import Durable, TierUsage, Transfer
 from hotspan.tiers.check import FrameCheck
-from hotspan.tiers.disk_slab import DiskOptions, DiskSlab, Entry
+from hotspan.tiers.disk_options import DiskOptions
+from hotspan.tiers.disk_slab import DiskSlab
 from hotspan.tiers.log import Invalidation
 from hotspan.tiers.pins import Kept
 from hotspan.tiers.record import Flaw, Record
+from hotspan.tiers.slab_transfers import Entry
 
 __all__ = ["DiskOptions", "DiskTier"]
 
@@ -138,7 +140,7 @@ class DiskTier(DiskSlab):
         return transfers
 
     def wait(self, timeout_s: float) -> bool:
-        return self._landed.wait(timeout_s)
+        return self._transfers.landed.wait(timeout_s)
 
     def join(self, key: ChunkKey, terms: Terms) -> None:
         if key not in self:

@@ -1,6 +1,6 @@
 """The system calls that the disk tier makes, in one place, so that a test can make any one of them fail.
 
-    production: Files          tests: proofs.simulated.faults (the n-th call fails, or is slow, or the power goes)
+    production: Files          tests: kit.simulated.faults (the n-th call fails, or is slow, or the power goes)
 
 All raise OSError; whether a transfer was whole is the caller's to check (`whole`).
 """

@@ -12,7 +12,7 @@ from hotspan.core.types import ChunkKey, Tier
 from hotspan.engine.requests import RequestRecord
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.base import Fault
-from proofs.simulated.memory_store import MemoryServer
+from kit.simulated.memory_store import MemoryServer
 from tests.cache.test_levels import Levels
 
 from .scheduler import KEYER, Scheduler, learnt

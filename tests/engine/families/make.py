@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.demo_adapter import LORA_RANK, adapter_config
+from kit.demo_adapter import LORA_RANK, adapter_config
 
 from .table import Family
 

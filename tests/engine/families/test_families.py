@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hotspan.config.settings import L2Settings
-from tests.demo_adapter import LORA_RANK
+from kit.demo_adapter import LORA_RANK
 from tests.engine.rig import CHUNK, Rig, rig
 
 from .make import make_adapter, make_family

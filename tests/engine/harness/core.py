@@ -36,7 +36,7 @@ from hotspan.config.connector import transfer_config
 from hotspan.config.settings import CacheOptions, L2Settings
 from hotspan.core.clock import Clock
 from hotspan.engine import opening
-from proofs.simulated.memory_store import MemoryServer
+from kit.simulated.memory_store import MemoryServer
 
 from ..rig import CHUNK, HANG_S, Tiers, sampling
 from .runner import KnownBytes

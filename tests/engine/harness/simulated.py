@@ -33,8 +33,8 @@ from hotspan.tiers import lower
 from hotspan.tiers.disk import DiskOptions
 from hotspan.tiers.files import Files
 from hotspan.tiers.io import Job
-from proofs.simulated.inline import SimulatedQueue
-from proofs.simulated.memory_store import MemoryServer
+from kit.simulated.inline import SimulatedQueue
+from kit.simulated.memory_store import MemoryServer
 from tests.cache.cost_rig import CPU, attended
 
 from .core import HANG_S, STEP_TOKENS, Core, core

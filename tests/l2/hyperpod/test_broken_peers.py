@@ -21,11 +21,11 @@ from hotspan.l2.http_client import Connection
 from hotspan.l2.hyperpod import HyperpodStore
 from hotspan.l2.options import HyperpodOptions
 from hotspan.testing.chunks import chain, key_of
+from kit.waiting import at_last
 from tests.daemon_protocol.client import eventually
 from tests.daemon_protocol.peer import Handler, Peer
 from tests.l2.hyperpod.broken_answers import ANSWERS, TWISTS, sends, status, until_gone
 from tests.l2.hyperpod.rig import PATIENT, SLACK_S, TIMEOUT_S, Object, found_in, missed, there
-from tests.l2.servers import at_last
 
 
 class TestLies:

@@ -9,6 +9,7 @@ import pytest
 from hotspan.core.terms import Scope, Terms, tag_labels, tenant_label
 from hotspan.l2.base import ObjectStore, SharedInvalidation, SharedLog, updates_of
 from hotspan.testing.chunks import HANG_S, chain
+from kit.waiting import until
 from tests.l2.kit.stores import (
     MAX_ENTRIES,
     NAMESPACE,
@@ -20,7 +21,6 @@ from tests.l2.kit.stores import (
     put,
     read,
 )
-from tests.l2.servers import until
 
 
 def log_of(store: ObjectStore) -> SharedLog:

@@ -23,7 +23,7 @@ import pytest
 
 from hotspan.demo.model import make_demo_model
 from hotspan.router.ray.reports import RECEIVED_S
-from tests.ports import free_port
+from kit.ports import free_port
 from tests.server.conftest import ENGINE, ENVIRONMENT, UNCOMPILED
 
 pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'hotspan[ray]'")

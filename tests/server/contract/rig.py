@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import openai
 
-from tests.demo_adapter import make_demo_adapter
-from tests.ports import free_port
+from kit.demo_adapter import make_demo_adapter
+from kit.ports import free_port
 from tests.server.conftest import IN_CORE, Server, started
 
 ADMIN_TOKEN = "the-token-of-who-runs-this"

@@ -11,7 +11,7 @@ import pytest
 
 from hotspan.bench.prose import prose
 from hotspan.demo.model import make_demo_model
-from tests.demo_adapter import make_demo_adapter
+from kit.demo_adapter import make_demo_adapter
 from tests.server.conftest import Server, serving
 
 pytestmark = pytest.mark.engine

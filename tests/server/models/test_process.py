@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import psutil
 
+from kit.ports import free_port
 from tests.certificates import make_certificate
-from tests.ports import free_port
 from tests.server.lmi.serving import until
 
 from .rig import ROOT, child_variables, served_by

@@ -32,7 +32,7 @@ from hotspan.server.entrance import Entrance
 from hotspan.server.options import ServeOptions, fetched
 from hotspan.server.principal import Credentials
 from hotspan.server.source import RemoteFile, fetch_model, model_cache
-from tests.l2.s3_server import S3Server
+from kit.s3_server import S3Server
 
 WEIGHTS = bytes(range(256)) * 4096  # 1 MiB
 MODEL = {

@@ -65,7 +65,7 @@ class S3Server:
         assert self._parent.stdin is not None and self._parent.stdout is not None
         self._parent.stdin.write(command + "\n")
         self._parent.stdin.flush()
-        line = self._parent.stdout.readline()
+        line: str = self._parent.stdout.readline()
         assert line, "the S3 server did not come up"
         return line
 

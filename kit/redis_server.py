@@ -1,4 +1,4 @@
-"""Real servers for stores to speak to, and lines to them that lie."""
+"""redis-server in a process of its own."""
 
 import contextlib
 import os
@@ -7,39 +7,13 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
-from tests.ports import free_port
+from kit.ports import free_port
+from kit.waiting import PATIENCE_S
 
 INSTALL_REDIS = "redis-server is not installed, and these tests need a real one: apt-get install redis-server"
-
-
-PATIENCE_S = 60.0
-"""What a machine that others use may need for anything."""
-
-Answer = TypeVar("Answer")
-
-
-def at_last(ask: Callable[[], Answer]) -> Answer:
-    """The answer, asked for again while a machine that stands still makes it an OSError."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            return ask()
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(0.005)
-
-
-def until(happens: Callable[[], bool]) -> None:
-    """Wait for what another thread or a server does."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not happens():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.002)
 
 
 class RedisServer:

@@ -1,0 +1,1 @@
+"""Trained models on a GPU."""

@@ -1,0 +1,1 @@
+"""Stores, clocks and disks that run in simulated time."""
