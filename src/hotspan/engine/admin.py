@@ -15,7 +15,7 @@ import contextlib
 import logging
 import socket
 import uuid
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -27,6 +27,7 @@ from hotspan.core.terms import DEFAULT_TENANT, Scope, adapter_label, tag_labels,
 from hotspan.core.types import Tier
 from hotspan.engine.adapters import registered_name
 from hotspan.engine.announcing import Announcer
+from hotspan.engine.answers import Answer, Refused, attempt, both_of, pass_on
 from hotspan.engine.compat import CoreCalls
 from hotspan.engine.manager import HotspanManager
 from hotspan.engine.net import netted
@@ -43,8 +44,6 @@ from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.pins import MAX_PINS
 
 logger = logging.getLogger(__name__)
-
-Answer = dict[str, Any]
 
 _AT_ONCE = 4
 """Texts' invalidations that are carried out between two steps; the others wait for the next."""
@@ -127,7 +126,7 @@ class Administrator:
         def asked() -> None:
             said = self.do(command)
             if isinstance(said, Future):
-                _pass_on(said, answer)
+                pass_on(said, answer)
             else:
                 answer.set_result(said)
 
@@ -223,14 +222,14 @@ class Administrator:
                 scopes.append(scope)
                 if scope.namespace is not None:
                     scopes += [replace(scope, namespace=former) for former in self._manager.former]
-            _pass_on(self._forget(scopes, widened, self._logged(command)), answer)
+            pass_on(self._forget(scopes, widened, self._logged(command)), answer)
 
         if hashed:
             ready = AllDurable(len(hashed), lambda done: self._later(named, answer))
             for text in hashed:
                 text.add_done_callback(lambda done: ready(True))
         else:
-            _attempt(named, answer)
+            attempt(named, answer)
         return answer
 
     def _prefetch(self, command: Mapping[str, Any]) -> "Future[Answer]":
@@ -241,7 +240,7 @@ class Administrator:
         if command.get("tokens") is None:
             scope = replace(_scope(command, self._manager.namespace), tenant=tenant, namespace=self._manager.namespace)
             labelled = self._manager.cache.labelled
-            _attempt(lambda: self._announcer.announce(labelled(scope), tenant, hold_s, answer), answer)
+            attempt(lambda: self._announcer.announce(labelled(scope), tenant, hold_s, answer), answer)
             return answer
         begun = self._texts.begin(command)
         go_on = lambda: self._announcer.announce_text(begun.result(), tenant, hold_s, answer)  # noqa: E731
@@ -259,7 +258,7 @@ class Administrator:
         """A scope of a text's chunks from a token on; without names, of all that the tenant has with that adapter.
 
         The names are those with all weights that this engine had: what it stored with others may lie on disk still.
-        Raises: _Refused for a text that is too short to have names.
+        Raises: Refused for a text that is too short to have names.
         """
         adapter = 0 if text.adapter is None else adapter_label(registered_name(text.adapter))
         if text.keyer is None or text.keyer.namespace != self._manager.namespace:
@@ -271,7 +270,7 @@ class Administrator:
             keyer = self._manager.keyer(command["tenant"], request.lora_request, former)
             keys |= self._manager.named(request, keyer).keys_from(start)
         if not keys:
-            raise _Refused(
+            raise Refused(
                 f"a text of {text.request.num_tokens} tokens is shorter than a chunk ({self._manager.chunk_tokens}): "
                 "what is stored of it can't be told by its tokens. Invalidate its tag, its session or its tenant"
             )
@@ -329,7 +328,7 @@ class Administrator:
             destroyed = {"shredded": {"tenant": tenant, "roots": list(keys.roots), "at": keys.at_s}}
             second = self._forget(scopes)
             both = AllDurable(
-                2, lambda done: _attempt(lambda: answer.set_result(_both(first, second) | destroyed), answer)
+                2, lambda done: attempt(lambda: answer.set_result(both_of(first, second) | destroyed), answer)
             )
             first.add_done_callback(lambda done: both(True))
             second.add_done_callback(lambda done: both(True))
@@ -355,16 +354,12 @@ class Administrator:
 
     def _later(self, function: Callable[[], None], answer: "Future[Answer]") -> None:
         """From any thread: have the scheduler's thread call it; `answer` is told if that fails."""
-        self._waiting.append(lambda: _attempt(function, answer))
+        self._waiting.append(lambda: attempt(function, answer))
         self._calls.knock()
 
     def _submit(self, function: Callable[[], object]) -> None:
         with contextlib.suppress(RuntimeError):  # closed: the next start does again what was not noted
             self._threads.submit(function)
-
-
-class _Refused(Exception):
-    """An invalidation that names nothing which could be found: the message is for who asked."""
 
 
 def _scope(command: Mapping[str, Any], namespace: bytes) -> Scope:
@@ -376,30 +371,3 @@ def _scope(command: Mapping[str, Any], namespace: bytes) -> Scope:
         labels=tag_labels(command.get("tags") or (), command.get("session")),
         namespace=namespace if command.get("model") else None,
     )
-
-
-def _attempt(function: Callable[[], None], answer: "Future[Answer]") -> None:
-    """Call what answers; if it fails, that is the answer."""
-    try:
-        function()
-    except _Refused as error:
-        answer.set_result({"refused": str(error)})
-    except Exception as error:  # a Future that nobody answers would be waited for in vain
-        logger.exception("cache_administration_failed")
-        answer.set_exception(error)
-
-
-def _pass_on(source: "Future[Answer]", target: "Future[Answer]") -> None:
-    source.add_done_callback(lambda done: _attempt(lambda: target.set_result(done.result()), target))
-
-
-def _both(first: "Future[Answer]", second: "Future[Answer]") -> Answer:
-    """The receipt of two invalidations of the same."""
-    one, other = first.result(), second.result()
-    removed: Counter[str] = Counter(one["removed"])
-    removed.update(other["removed"])
-    return other | {
-        "removed": dict(removed),
-        "is_durable": one["is_durable"] and other["is_durable"],
-        "requests_in_flight": one["requests_in_flight"] + other["requests_in_flight"],
-    }
