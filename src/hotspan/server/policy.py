@@ -1,4 +1,4 @@
-"""Access to routes: one table has every route of the app; all others are the administrator's."""
+"""Access to routes: one table has every route of the app; all others are the administrator's. What is none is a 404."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -168,6 +168,9 @@ class Gate:
         except HttpError as error:
             await _refuse(error, scope, receive, send)
             return
+        if matched(scope, self._routes, self._root_path).path is None and not _is_preflight(scope, headers):
+            await _refuse(_refused(404, "not_found", _no_route(scope)), scope, receive, send)
+            return
         principal = self._credentials.identify(headers)
         access = Access.PUBLIC if _is_preflight(scope, headers) else self._access_at(scope)
         if (refusal := _refusal(access, principal)) is not None:
@@ -237,12 +240,20 @@ class Refusal(Enum):
     NOT_YOURS = (
         403,
         "permission_denied",
-        "an API key does not reach this: it needs the admin token, or does not exist",
+        "an API key does not reach this: it needs the admin token",
     )
     ELSEWHERE = (
         403,
         "permission_denied",
         "this is not served at this port: clients and the administrator (--admin-port) have one each",
+    )
+
+
+def _no_route(scope: Scope) -> str:
+    """What there is in place of a route that is not there."""
+    return (
+        f"there is no {scope.get('method', 'websocket')} {scope['path']:.200} here: GET /openapi.json lists the routes, "
+        "which depend on what the model does (generate, embed, classify, transcribe)"
     )
 
 
