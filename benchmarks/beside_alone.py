@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kit.proof import quantile
+from kit.measure import quantile
 from tests.engine.rig import prepare_environment
 
 prepare_environment()

@@ -9,6 +9,7 @@ says all. Once with tenants isolated (the default), once with sharing on.
 
 import hashlib
 import random
+import statistics
 import sys
 import tempfile
 import time
@@ -74,8 +75,8 @@ class Prober:
         return {
             "probes": probes,
             "auc": area_under_roc(hits, misses),
-            "median_s_asked_before": sorted(hits)[len(hits) // 2],
-            "median_s_new": sorted(misses)[len(misses) // 2],
+            "median_s_asked_before": statistics.median(hits),
+            "median_s_new": statistics.median(misses),
         }
 
 
