@@ -26,10 +26,10 @@ from hotspan.demo.model import make_demo_model
 from hotspan.l2.base import Found, Landed
 from hotspan.l2.file import FileStore
 from hotspan.tiers.files import Files
+from kit.engine import Rig, rig
+from kit.families.make import make_family
+from kit.families.table import SIZES, Family
 from kit.measure import paired_ratio
-from tests.engine.families.make import make_family
-from tests.engine.families.table import SIZES, Family
-from tests.engine.rig import Rig, rig
 
 SHAPE = {"num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128}
 TOKENS, TEXTS = 3600, 2

@@ -29,8 +29,8 @@ import numpy as np
 import xxhash
 
 from benchmarks.harness import arguments
+from kit.engine import prepare_environment
 from kit.measure import quantile
-from tests.engine.rig import prepare_environment
 
 prepare_environment()
 
@@ -43,8 +43,8 @@ from hotspan.l2.open import open_store  # noqa: E402
 from hotspan.l2.remote import RemoteOptions, RemoteTier  # noqa: E402
 from hotspan.tiers.base import StorageTier  # noqa: E402
 from hotspan.tiers.disk import DiskOptions, DiskTier  # noqa: E402
+from kit.engine import Rig, rig  # noqa: E402
 from tests.daemon.rig import DaemonProcess  # noqa: E402
-from tests.engine.rig import Rig, rig  # noqa: E402
 
 GOAL = 1.1
 CHUNK_BYTES = 8 * MIB

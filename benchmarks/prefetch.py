@@ -20,10 +20,10 @@ from benchmarks.beside_alone import ask
 from benchmarks.harness import arguments
 from hotspan.bench.machine import write_results
 from hotspan.demo.model import make_demo_model
+from kit.engine import Rig, rig
+from kit.families.make import make_family
+from kit.families.table import SIZES, Family
 from kit.measure import paired_ratio, quantile
-from tests.engine.families.make import make_family
-from tests.engine.families.table import SIZES, Family
-from tests.engine.rig import Rig, rig
 
 SHAPE = {"num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128}
 TOKENS, TEXTS, AHEAD_S, PACE_S = 3600, 3, 1.0, 0.002

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import arguments
-from tests.engine.rig import Rig, prepare_environment
+from kit.engine import Rig, prepare_environment
 
 prepare_environment()
 
 from hotspan.core.directives import Directives  # noqa: E402
 from hotspan.demo.model import make_demo_model  # noqa: E402
+from kit.engine import rig  # noqa: E402
 from kit.proof import Proof, write_proof  # noqa: E402
-from tests.engine.rig import rig  # noqa: E402
 
 TOKENS = 300
 BOUND = 0.55
