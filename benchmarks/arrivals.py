@@ -29,7 +29,7 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.harness import arguments
-from benchmarks.router_overhead import free_port, running, wait_for
+from benchmarks.router_overhead import running
 from hotspan.bench.config import BenchConfig
 from hotspan.bench.machine import write_results
 from hotspan.bench.records import RoundName
@@ -40,6 +40,8 @@ from hotspan.bench.workloads.prefix_repetition import PrefixRepetitionOptions
 from hotspan.bench.workloads.sessions import due_times
 from hotspan.bench.workloads.trace_replay import TraceReplayOptions
 from hotspan.core.trace import BLOCK_TOKENS, Request, Trace, write
+from kit.measure import quantile
+from kit.ports import free_port
 
 GOAL_MS: Final = 5.0
 
@@ -130,8 +132,8 @@ def late_s(load: Load, requests: int, rate: float, seed: int) -> dict[str, list[
             seed=seed,
             rounds=(RoundName.PRE_WARM_UP, RoundName.QUERY),
         )
-        stack.enter_context(running("-m", "benchmarks.arrivals", "--serve", str(port), "--gap", str(load.gap_s)))
-        wait_for(port)
+        words = ("-m", "benchmarks.arrivals", "--serve", str(port), "--gap", str(load.gap_s))
+        stack.enter_context(running(port, *words)).wait("/ping")
         progress = stack.enter_context(TerminalProgress(console))
         query = run_rounds(config, progress, clock=time.monotonic).query
     if query.summary.failed:
@@ -172,10 +174,9 @@ def machine_late_s(requests: int, rate: float, seed: int) -> list[float]:
 
 def figures(late: Sequence[float]) -> dict[str, float]:
     ms = np.array(late) * 1e3
-    p50, p99 = np.percentile(ms, (50, 99))
     return {
-        "p50_ms": round(float(p50), 3),
-        "p99_ms": round(float(p99), 3),
+        "p50_ms": round(quantile(ms, 0.5), 3),
+        "p99_ms": round(quantile(ms, 0.99), 3),
         "max_ms": round(float(ms.max()), 3),
         "over_goal": int((ms > GOAL_MS).sum()),
     }

@@ -5,12 +5,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kit.proof import quantile
-from tests.engine.rig import prepare_environment
+from kit.engine import prepare_environment
+from kit.measure import quantile
 
 prepare_environment()
 
-from tests.engine.rig import Rig, engine_alone  # noqa: E402
+from kit.engine import Rig, engine_alone  # noqa: E402
 
 TEXTS, TOKENS = 12, 3000
 CHUNK_GIB = 1 / 1024  # of the tiny model in float32

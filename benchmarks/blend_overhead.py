@@ -8,13 +8,13 @@ the engine is at rest again; the median of the ratios within a pair is reported.
 """
 
 import os
-import statistics
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import arguments
+from kit.measure import paired_ratio
 
 _OUTPUT_TOKENS = 16
 _HANG_S = 60.0
@@ -91,13 +91,10 @@ def main() -> None:
         )
         rows = measure(llm, options.pairs, options.tokens)
         llm.llm_engine.engine_core.shutdown()
-    ratios = [row["on"] / row["off"] for row in rows]
-    low, median, high = statistics.quantiles(ratios, n=4)
+    ratio = paired_ratio([row["on"] for row in rows], [row["off"] for row in rows])
     summary = {
         "CPU with blending / without, nothing matches": {
-            "median": round(median, 4),
-            "quartile_1": round(low, 4),
-            "quartile_3": round(high, 4),
+            **ratio.quartiles(),
             "sums": round(sum(row["on"] for row in rows) / sum(row["off"] for row in rows), 4),
         }
     }

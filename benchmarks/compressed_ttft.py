@@ -26,9 +26,10 @@ from hotspan.demo.model import make_demo_model
 from hotspan.l2.base import Found, Landed
 from hotspan.l2.file import FileStore
 from hotspan.tiers.files import Files
-from tests.engine.families.make import make_family
-from tests.engine.families.table import SIZES, Family
-from tests.engine.rig import Rig, rig
+from kit.engine import Rig, rig
+from kit.families.make import make_family
+from kit.families.table import SIZES, Family
+from kit.measure import paired_ratio
 
 SHAPE = {"num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128}
 TOKENS, TEXTS = 3600, 2
@@ -85,7 +86,7 @@ def measure(engine: Rig, wire: Wire, requests: int) -> dict[str, Any]:
             engine.evict_ram()
 
     def over(one: str, other: str) -> float:
-        return statistics.median(a / b for a, b in zip(seconds[one], seconds[other], strict=True))
+        return paired_ratio(seconds[one], seconds[other]).median
 
     return {
         "speedup": over("never", "always"),

@@ -41,8 +41,8 @@ from hotspan.l2.objects import BlobStore
 from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.testing.chunks import aligned, chain
 from hotspan.tiers.base import Transfer
+from kit.families.table import FAMILIES
 from kit.simulated.memory_store import MemoryServer
-from tests.engine.families.table import FAMILIES
 
 NAMESPACE = bytes(32)
 RATES = {"50 MB/s": 50e6, "200 MB/s": 200e6, "500 MB/s": 500e6, "1 GB/s": 1e9, "2 GB/s": 2e9}

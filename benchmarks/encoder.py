@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import arguments
-from tests.engine.rig import prepare_environment
+from kit.engine import prepare_environment
 
 prepare_environment()
 
@@ -47,7 +47,7 @@ from hotspan.core.aftermath import Aftermath  # noqa: E402
 from hotspan.engine.arguments import add_cache, parse_engine_arguments  # noqa: E402
 from hotspan.engine.guard import RequestGuard  # noqa: E402
 from hotspan.engine.launch import Engine, launch  # noqa: E402
-from tests.engine.families.vision import SIGHTS, Sight, make_sight  # noqa: E402
+from kit.families.vision import SIGHTS, Sight, make_sight  # noqa: E402
 
 SIDE, TEXT_TOKENS, TAIL_TOKENS = 336, 600, 20
 HIT_CASES = ("again", "again, vLLM's image caches empty", "after a restart")

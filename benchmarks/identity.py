@@ -24,7 +24,7 @@ from typing import Any
 import xxhash
 
 from benchmarks.harness import arguments
-from tests.engine.rig import prepare_environment
+from kit.engine import prepare_environment
 
 prepare_environment()
 
@@ -38,8 +38,8 @@ from hotspan.tiers.disk import DiskOptions, DiskTier  # noqa: E402
 from hotspan.tiers.lower import LowerTier  # noqa: E402
 from hotspan.tiers.slab import SharedSlab  # noqa: E402
 from kit.demo_adapter import make_demo_adapter  # noqa: E402
+from kit.engine import CHUNK, rig  # noqa: E402
 from kit.proof import Proof, write_proof  # noqa: E402
-from tests.engine.rig import CHUNK, rig  # noqa: E402
 
 
 @dataclass

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ import numpy as np
 import xxhash
 
 from benchmarks.harness import arguments
-from tests.engine.rig import prepare_environment
+from kit.engine import prepare_environment
+from kit.measure import quantile
 
 prepare_environment()
 
@@ -42,8 +43,8 @@ from hotspan.l2.open import open_store  # noqa: E402
 from hotspan.l2.remote import RemoteOptions, RemoteTier  # noqa: E402
 from hotspan.tiers.base import StorageTier  # noqa: E402
 from hotspan.tiers.disk import DiskOptions, DiskTier  # noqa: E402
+from kit.engine import Rig, rig  # noqa: E402
 from tests.daemon.rig import DaemonProcess  # noqa: E402
-from tests.engine.rig import Rig, rig  # noqa: E402
 
 GOAL = 1.1
 CHUNK_BYTES = 8 * MIB
@@ -196,10 +197,6 @@ class Decoding:
         return found
 
 
-def p99(values: Sequence[float]) -> float:
-    return float(np.quantile(values, 0.99))
-
-
 @contextlib.contextmanager
 def tiers(scratch: Path) -> Iterator[dict[str, Traffic]]:
     """The disk tier and the L2 over a daemon, filled."""
@@ -260,7 +257,7 @@ def report(times: dict[str, list[list[float]]], rates: dict[str, list[float]]) -
     """All figures, over all rounds together."""
     pooled = {name: [each for found in rounds for each in found] for name, rounds in times.items()}
     figures: dict[str, Any] = {
-        name: {"tokens": len(values), "p50_ms": 1e3 * float(np.median(values)), "p99_ms": 1e3 * p99(values)}
+        name: {"tokens": len(values), "p50_ms": 1e3 * float(np.median(values)), "p99_ms": 1e3 * quantile(values, 0.99)}
         for name, values in pooled.items()
     }
     for name, found in rates.items():
@@ -268,7 +265,7 @@ def report(times: dict[str, list[list[float]]], rates: dict[str, list[float]]) -
         for kind in ("memcpy", "verified memcpy"):
             beside = f"{kind} as fast as {name}"
             over = f"over_{kind.replace(' ', '_')}"
-            figures[name][f"p99_{over}"] = p99(pooled[name]) / p99(pooled[beside])
+            figures[name][f"p99_{over}"] = quantile(pooled[name], 0.99) / quantile(pooled[beside], 0.99)
             figures[name][f"p50_{over}"] = figures[name]["p50_ms"] / figures[beside]["p50_ms"]
     return figures
 

@@ -44,7 +44,7 @@ from hotspan.testing.chunks import chain, content
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.slab import SharedSlab
-from kit.proof import quantile
+from kit.measure import quantile
 from kit.redis_server import redis_server
 
 NAMESPACE = bytes(range(32))

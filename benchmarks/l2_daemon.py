@@ -19,7 +19,6 @@ import json
 import mmap
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -40,6 +39,7 @@ from hotspan.core.types import GIB, MIB, ChunkKey
 from hotspan.l2.base import PREAMBLE_BYTES
 from hotspan.l2.daemon import DaemonStore
 from hotspan.tiers.record import Record
+from kit.child import Child
 
 CHUNK_BYTES = 14 * MIB
 KEYS = 400
@@ -62,18 +62,11 @@ def daemon(size_gib: float, *options: str) -> Iterator[Running]:
     """A daemon on a free port, gone afterwards."""
     name = f"hotspan-bench-{os.getpid()}"
     command = [sys.executable, "-m", "hotspan", "daemon", "--size-gib", f"{size_gib}", "--port", "0"]
-    process = subprocess.Popen(
-        [*command, "--shared-memory-name", name, *options], stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        assert process.stdout is not None
-        ready = process.stdout.readline()
+    with Child([*command, "--shared-memory-name", name, *options], is_read=True) as process:
+        ready = process.line()
         if "is ready" not in ready:
             raise SystemExit("the daemon did not start: is there room in /dev/shm?")
         yield Running(Path(f"/dev/shm/{name}.sock"), int(ready.split("127.0.0.1:")[1].split()[0]))
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 def buffer(size: int) -> memoryview:

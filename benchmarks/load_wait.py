@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from vllm.v1.kv_offload.base import GPULoadStoreSpec
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
@@ -30,6 +29,7 @@ from hotspan.core.types import MIB
 from hotspan.engine.copies import Copy, CopyQueue, Place
 from hotspan.engine.worker import HostWorker
 from hotspan.tiers.slab import SharedSlab
+from kit.measure import quantile
 
 QUEUED, LONG, PER_CHUNK, SLOTS = 32, 100, 2, 64
 PAGE = 2 * MIB
@@ -112,7 +112,7 @@ def measure(order: type[CopyQueue], sizes: Sequence[int], *, is_burst: bool) -> 
 def figures(waits: Sequence[float], passed: Sequence[float]) -> dict[str, float]:
     """Percentiles."""
     return {
-        f"p{q}_{unit}": round(float(np.percentile(values, q)), 1)
+        f"p{q}_{unit}": round(quantile(values, q / 100), 1)
         for unit, values in (("ms", waits), ("mib", passed))
         for q in (50, 99, 100)
     }

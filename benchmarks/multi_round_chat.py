@@ -26,15 +26,17 @@ from typing import Any, Final
 
 from hotspan.bench.compare import Figure, NamedRun, Spread, over_repetitions, ratio
 from hotspan.bench.config import BenchConfig
-from hotspan.bench.records import BenchResult, Quantiles, RoundSummary, failures
+from hotspan.bench.failures import failures
+from hotspan.bench.records import BenchResult, Quantiles, RoundSummary
 from hotspan.bench.runner import run_rounds
 from hotspan.bench.workloads.multi_round_chat import MultiRoundChatOptions
 from hotspan.core.addresses import free_port
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError, EngineError, HotspanError
 from hotspan.demo.model import DemoModel, make_demo_model
-from hotspan.demo.plan import BLOCK_TOKENS, GIB, EngineSettings, usable_threads
+from hotspan.demo.plan import BLOCK_TOKENS, GIB, EngineSettings, gib, usable_threads
 from hotspan.demo.results import compact_text
+from hotspan.demo.run import portable
 from hotspan.demo.server import ServerProcess, serve_command
 
 MODES: Final = {"ram": "RAM only", "l2": "RAM + L2"}
@@ -86,11 +88,11 @@ class ChatSizes:
         return math.ceil(self.pool_sessions * self.request_tokens / BLOCK_TOKENS)
 
     def ram_gib(self, kv_bytes_per_token: int) -> str:
-        return _gib(self.ram_sessions * self.request_tokens * kv_bytes_per_token)
+        return gib(self.ram_sessions * self.request_tokens * kv_bytes_per_token)
 
     def l2_gib(self, kv_bytes_per_token: int) -> str:
         """Room for every session with all its turns."""
-        return _gib(_L2_ROOM * self.sessions * self.request_tokens * kv_bytes_per_token)
+        return gib(_L2_ROOM * self.sessions * self.request_tokens * kv_bytes_per_token)
 
     @property
     def options(self) -> MultiRoundChatOptions:
@@ -106,10 +108,6 @@ class ChatSizes:
             num_sessions=self.sessions,
             num_requests=self.requests,
         )
-
-
-def _gib(size: float) -> str:
-    return f"{math.ceil(size / GIB * 1000) / 1000:.3f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +309,9 @@ def record(setting: Setting, runs: Mapping[str, Sequence[BenchResult]], command:
         "sizes": asdict(setting.sizes),
         "threads": setting.threads,
         "l2": setting.l2,
-        "serve": {mode: _portable(setting.arguments(0, ("--l2", "URL") if mode == "l2" else ())) for mode in MODES},
+        "serve": {
+            mode: shlex.join(portable(setting.arguments(0, ("--l2", "URL") if mode == "l2" else ()))) for mode in MODES
+        },
         "goals": [asdict(verdict) for verdict in verdicts(ram, l2)],
         "besides": besides(ram, l2),
         "repetitions": [
@@ -323,11 +323,6 @@ def record(setting: Setting, runs: Mapping[str, Sequence[BenchResult]], command:
 
 def _rounds(result: BenchResult) -> dict[str, Any]:
     return {r.name.value: {"loop": r.loop.value} | r.summary.to_json() for r in result.rounds}
-
-
-def _portable(arguments: tuple[str, ...]) -> str:
-    at = arguments.index("--port")
-    return shlex.join(["hotspan", "serve", "MODEL", *arguments[:at], *arguments[at + 2 :]])
 
 
 def measure(setting: Setting, repetitions: int, command: str, output: Path | None) -> list[Verdict]:

@@ -35,8 +35,8 @@ from hotspan.core.types import MIB
 from hotspan.demo.model import make_demo_model
 from hotspan.http.connections import HttpLimits
 from hotspan.http.paths import INVOCATIONS, PIN, PREFETCH, STATELESS, WARM, WORK
+from kit.measure import quantile
 from kit.ports import free_port
-from kit.proof import quantile
 from tests.server.conftest import serving, started
 
 KEYS = {"quiet": "sk-quiet-0123456789", "noisy": "sk-noisy-0123456789"}

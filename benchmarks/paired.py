@@ -14,7 +14,6 @@ it, once the server has come to rest. Ratios are taken between requests seconds 
 """
 
 import asyncio
-import statistics
 import tempfile
 import time
 from contextlib import AsyncExitStack, ExitStack
@@ -35,6 +34,7 @@ from hotspan.core.aftermath import Aftermath
 from hotspan.demo.model import make_demo_model
 from hotspan.demo.plan import DemoSizes, EngineSettings, plan_modes, usable_threads
 from hotspan.demo.server import ServerProcess, serve_command
+from kit.measure import paired_ratio
 
 Rounds = dict[str, list[dict[str, Any]]]
 
@@ -128,9 +128,8 @@ def summarize(rounds: Rounds) -> dict[str, dict[str, float]]:
     }
     found = {}
     for title, (name, figure, over, under) in wanted.items():
-        ratios = [row[over][figure] / row[under][figure] for row in rounds[name]]
-        low, median, high = statistics.quantiles(ratios, n=4)
-        found[title] = {"median": round(median, 4), "quartile_1": round(low, 4), "quartile_3": round(high, 4)}
+        ours, theirs = ([row[mode][figure] for row in rounds[name]] for mode in (over, under))
+        found[title] = paired_ratio(ours, theirs).quartiles()
     return found
 
 

@@ -20,10 +20,10 @@ from benchmarks.beside_alone import ask
 from benchmarks.harness import arguments
 from hotspan.bench.machine import write_results
 from hotspan.demo.model import make_demo_model
-from kit.proof import quantile
-from tests.engine.families.make import make_family
-from tests.engine.families.table import SIZES, Family
-from tests.engine.rig import Rig, rig
+from kit.engine import Rig, rig
+from kit.families.make import make_family
+from kit.families.table import SIZES, Family
+from kit.measure import paired_ratio, quantile
 
 SHAPE = {"num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128}
 TOKENS, TEXTS, AHEAD_S, PACE_S = 3600, 3, 1.0, 0.002
@@ -114,10 +114,9 @@ def main() -> int:
                     if number:
                         itl[is_beside] += found_s
             wrong, loaded = engine.digests.wrong, engine.digests.loaded
-    paired = zip(seconds["announced"], seconds["ram"], strict=True)
     figures: dict[str, Any] = {
         **{f"ttft_{way}_s": statistics.median(each) for way, each in seconds.items()},
-        "announced_to_ram": statistics.median(a / b for a, b in paired),
+        "announced_to_ram": paired_ratio(seconds["announced"], seconds["ram"]).median,
         **{f"itl_p{q}_beside_s": quantile(itl[True], q / 100) for q in (50, 99)},
         **{f"itl_p{q}_alone_s": quantile(itl[False], q / 100) for q in (50, 99)},
         "blocks_loaded": loaded,

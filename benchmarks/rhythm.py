@@ -28,9 +28,9 @@ from hotspan.cache.stats import CacheStats
 from hotspan.core.types import GIB, MIB, Chunk, ChunkKey
 from hotspan.demo.model import make_demo_model
 from hotspan.testing.clock import SimulatedClock
-from tests.engine.families.make import make_family
-from tests.engine.families.table import SIZES, Family
-from tests.engine.rig import Rig, prepare_environment, rig
+from kit.engine import Rig, prepare_environment, rig
+from kit.families.make import make_family
+from kit.families.table import SIZES, Family
 
 SHAPE = {"num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128}
 CHUNKS, TOKENS = 7, 7 * 256 + 64

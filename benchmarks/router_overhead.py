@@ -21,13 +21,12 @@ import http.client
 import json
 import random
 import socket
-import subprocess
 import sys
 import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +47,9 @@ from hotspan.router.index import PrefixIndex
 from hotspan.router.run import settle_memory
 from hotspan.router.text import Prompts
 from hotspan.testing.clock import SimulatedClock
+from kit.child import Child
+from kit.measure import interval, quantile
+from kit.ports import free_port
 
 SMALL, LARGE = 600, 220_000
 CHUNKS = 100
@@ -138,34 +140,9 @@ async def serve_bare(port: int, replica: int) -> None:
         await uvicorn.Server(config).serve()
 
 
-@contextlib.contextmanager
-def running(*words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Another process of this interpreter."""
-    process = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def wait_for(port: int) -> None:
-    for _ in range(200):
-        try:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
-            connection.request("GET", "/ping")
-            if connection.getresponse().status == 200:
-                return
-        except OSError:
-            pass
-        time.sleep(0.05)
-    raise SystemExit(f"nothing answers at port {port}")
+def running(port: int, *words: str) -> Child:
+    """Another process of this interpreter, that will serve a port."""
+    return Child((sys.executable, *words), port)
 
 
 # -- time and CPU ------------------------------------------------------------------------------------------------------
@@ -206,17 +183,16 @@ class Client:
 def more(rows: Sequence[dict[str, float]], seed: int = 1) -> dict[str, float]:
     """What the router adds, in ms."""
     direct, routed = (np.array([row[name] for row in rows]) * 1e3 for name in ("direct", "routed"))
-    drawn = np.random.default_rng(seed).choice(routed - direct, (DRAWS, len(rows)))
-    low, high = np.quantile(np.median(drawn, axis=1), (0.025, 0.975))
+    added = interval(routed - direct, seed, DRAWS)
     return {
         "direct_p50_ms": float(np.median(direct)),
         "routed_p50_ms": float(np.median(routed)),
-        "added_p50_ms": float(np.median(routed - direct)),
-        "added_p50_low_ms": float(low),
-        "added_p50_high_ms": float(high),
-        "direct_p99_ms": float(np.quantile(direct, 0.99)),
-        "routed_p99_ms": float(np.quantile(routed, 0.99)),
-        "added_p99_ms": float(np.quantile(routed, 0.99) - np.quantile(direct, 0.99)),
+        "added_p50_ms": added.median,
+        "added_p50_low_ms": added.low,
+        "added_p50_high_ms": added.high,
+        "direct_p99_ms": quantile(direct, 0.99),
+        "routed_p99_ms": quantile(routed, 0.99),
+        "added_p99_ms": quantile(routed, 0.99) - quantile(direct, 0.99),
     }
 
 
@@ -251,16 +227,14 @@ def measure(rounds: int) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         replicas = [free_port() for _ in range(2)]
         for port in replicas:
-            stack.enter_context(running("-m", "benchmarks.router_overhead", "--replica", str(port)))
-            wait_for(port)
+            stack.enter_context(running(port, "-m", "benchmarks.router_overhead", "--replica", str(port))).wait("/ping")
         front = free_port()
         named = [word for port in replicas for word in ("--replica", f"http://127.0.0.1:{port}")]
-        router = stack.enter_context(running("-m", "hotspan", "route", "--port", str(front), *named))
-        wait_for(front)
+        router = stack.enter_context(running(front, "-m", "hotspan", "route", "--port", str(front), *named))
+        router.wait("/ping")
         bare = free_port()
-        relay = running("-m", "benchmarks.router_overhead", "--bare", str(bare), "--replica", str(replicas[0]))
-        bare_process = psutil.Process(stack.enter_context(relay).pid)
-        wait_for(bare)
+        relay = running(bare, "-m", "benchmarks.router_overhead", "--bare", str(bare), "--replica", str(replicas[0]))
+        bare_process = psutil.Process(stack.enter_context(relay).wait("/ping").pid)
         process = psutil.Process(router.pid)
         figures: dict[str, Any] = {}
         for name, size, number in (("600B", SMALL, rounds), ("220KB", LARGE, max(rounds // 4, 20))):

@@ -25,7 +25,7 @@ from hotspan.simulate.replica import Job
 from hotspan.simulate.routers import FleetRouter, told_speeds
 from hotspan.simulate.shapes import SHAPES
 from hotspan.simulate.simulation import Simulation
-from kit.proof import quantile
+from kit.measure import quantile
 
 TRACES = ("conversation", "synthetic")
 AFFINITIES = (0.0, 0.1, 0.2, 0.4, 0.8)

@@ -28,6 +28,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from kit.measure import interval, quantile
+
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "0-1")
 
@@ -192,17 +194,15 @@ _WORDS = ("the", "of", "and", "to", "in", "a", "is", "that", "it", "was", "for",
 def overhead(theirs: Sequence[float], ours: Sequence[float], seed: int = 1) -> dict[str, float]:
     """What hotspan takes more, as a share of vLLM's median, by pairs of one round; and its 95 % interval."""
     base = np.median(theirs)
-    more = np.asarray(ours) - np.asarray(theirs)
-    drawn = np.random.default_rng(seed).choice(more, (DRAWS, len(more)))
-    low, high = np.quantile(np.median(drawn, axis=1), (0.025, 0.975))
+    more = interval(np.asarray(ours) - np.asarray(theirs), seed, DRAWS)
     return {
         "vllm_p50_ms": 1e3 * float(base),
         "hotspan_p50_ms": 1e3 * float(np.median(ours)),
-        "more_us": 1e6 * float(np.median(more)),
-        "overhead": float(np.median(more) / base),
-        "low": float(low / base),
-        "high": float(high / base),
-        "p99_ratio": float(np.quantile(ours, 0.99) / np.quantile(theirs, 0.99)),
+        "more_us": 1e6 * more.median,
+        "overhead": float(more.median / base),
+        "low": float(more.low / base),
+        "high": float(more.high / base),
+        "p99_ratio": quantile(ours, 0.99) / quantile(theirs, 0.99),
     }
 
 

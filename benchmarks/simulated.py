@@ -35,6 +35,7 @@ from hotspan.demo.plan import EngineSettings, usable_threads
 from hotspan.demo.server import ServerProcess, serve_command
 from hotspan.simulate.costs import GB, Costs, Setup, Sizes
 from hotspan.simulate.simulation import Simulation
+from kit.child import Child
 
 BLOCK, STEP_TOKENS, POOL_TOKENS = 256, 512, 8192
 DOCUMENTS, DOCUMENT_BLOCKS, QUESTION_TOKENS, ANSWER_TOKENS = 60, (4, 9), (32, 160), 8
@@ -80,15 +81,10 @@ class Server:
         """What is asked in the block is in the file after it."""
         command = (sys.executable, "-m", "hotspan", "trace", "record", str(path), "--server", self.url)
         sized = ("--block-tokens", str(BLOCK), "--seconds", "3600")
-        with (self._work / "record.log").open("wb") as log:
-            recorder = subprocess.Popen((*command, *sized), stdout=log, stderr=log)
-            try:
-                time.sleep(5)  # until its first fetch
-                yield
-                time.sleep(2)
-            finally:
-                recorder.terminate()
-                recorder.wait(30)
+        with Child((*command, *sized), log=self._work / "record.log"):
+            time.sleep(5)  # until its first fetch
+            yield
+            time.sleep(2)
 
     def replay(self, trace: Path) -> None:
         """By the bench, in open loop, and the first requests once more, alone."""

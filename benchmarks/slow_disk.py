@@ -24,8 +24,8 @@ from benchmarks.beside_alone import CHUNK_GIB, HEALS_S, TEXTS, TOKENS, Alone, co
 from benchmarks.harness import arguments
 from hotspan.demo.model import make_demo_model
 from hotspan.tiers.files import Files
+from kit.engine import rig
 from kit.proof import Proof, write_proof
-from tests.engine.rig import rig
 
 
 class Sickness:

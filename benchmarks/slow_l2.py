@@ -20,10 +20,10 @@ from benchmarks.beside_alone import CHUNK_GIB, HEALS_S, TEXTS, TOKENS, Alone, co
 from benchmarks.harness import arguments
 from hotspan.config.settings import L2Settings
 from hotspan.demo.model import make_demo_model
+from kit.engine import rig
 from kit.link import Trouble, TroubledLink
 from kit.proof import Proof, write_proof
 from kit.redis_server import RedisServer
-from tests.engine.rig import rig
 
 TROUBLES = {
     "healthy": Trouble(),

@@ -13,8 +13,6 @@ import contextlib
 import json
 import resource
 import socket
-import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -25,6 +23,8 @@ import uvicorn
 
 from hotspan.bench.machine import machine_facts
 from hotspan.http.connections import HttpLimits, connection_class
+from kit.child import Child
+from kit.measure import paired_ratio, quantile
 from tests.server.lmi.test_connections import GET, HALF_A_BODY, plain
 
 GOAL, SLOW, REQUESTS = 1.2, 1000, 600
@@ -48,12 +48,9 @@ def server() -> Iterator[tuple[int, psutil.Process]]:
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
         fd, port = listener.fileno(), listener.getsockname()[1]
         command = [sys.executable, "-m", "benchmarks.slow_sockets", "--serve", str(fd)]
-        process = subprocess.Popen(command, pass_fds=[fd])
-    try:
+        process = Child(command, port, pass_fds=[fd])
+    with process:
         yield port, psutil.Process(process.pid)
-    finally:
-        process.kill()
-        process.wait()
 
 
 def p99_ms(port: int) -> float:
@@ -66,7 +63,7 @@ def p99_ms(port: int) -> float:
             while not (part := healthy.recv(4096)).endswith(b"xx"):
                 assert part, "the server hung up"
             took.append(1e3 * (time.perf_counter() - began))
-    return statistics.quantiles(took, n=100)[98]
+    return quantile(took, 0.99)
 
 
 @contextlib.contextmanager
@@ -99,7 +96,7 @@ def main() -> None:
             alone.append(p99_ms(port))
             with slow_sockets(port, process):
                 beside.append(p99_ms(port))
-    ratio = statistics.median(b / a for a, b in zip(alone, beside, strict=True))
+    ratio = paired_ratio(beside, alone).median
     found = {"ratio": ratio, "goal": GOAL, "alone_p99_ms": alone, "beside_p99_ms": beside, "machine": machine_facts()}
     text = json.dumps(found, indent=2, default=str)
     print(text)

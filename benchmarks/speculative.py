@@ -39,6 +39,7 @@ from hotspan.bench.machine import write_results
 from hotspan.core.addresses import free_port
 from hotspan.core.aftermath import Aftermath
 from hotspan.demo.server import ServerProcess, serve_command
+from kit.measure import paired_ratio
 
 HEADS = ("eagle", "eagle3")
 FIGURES = ("itl_s", "cpu_s", "ttft_s")
@@ -176,8 +177,9 @@ def summarize(rounds: dict[str, list[dict[str, Asked]]]) -> dict[str, Any]:
                 "cached_share": round(sum(row[mode]["cached_tokens"] > 0 for row in rows) / len(rows), 3),
             }
             for figure in FIGURES:
-                low, median, high = statistics.quantiles([row[mode][figure] / row["none"][figure] for row in rows], n=4)
-                figures[f"{figure} / none"] = [round(value, 3) for value in (low, median, high)]
+                ours, theirs = ([row[way][figure] for row in rows] for way in (mode, "none"))
+                ratio = paired_ratio(ours, theirs)
+                figures[f"{figure} / none"] = [round(n, 3) for n in (ratio.quartile_1, ratio.median, ratio.quartile_3)]
             found[f"{mode}, {name}"] = figures
     return found
 

@@ -34,7 +34,7 @@ from unittest.mock import patch
 import numpy as np
 
 from benchmarks.harness import arguments
-from tests.engine.rig import prepare_environment
+from kit.engine import prepare_environment
 
 prepare_environment()
 

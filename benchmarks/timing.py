@@ -9,6 +9,7 @@ says all. Once with tenants isolated (the default), once with sharing on.
 
 import hashlib
 import random
+import statistics
 import sys
 import tempfile
 import time
@@ -16,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import arguments
-from tests.engine.rig import Rig, prepare_environment
+from kit.engine import Rig, prepare_environment
 
 prepare_environment()
 
 from hotspan.core.directives import Directives  # noqa: E402
 from hotspan.demo.model import make_demo_model  # noqa: E402
+from kit.engine import rig  # noqa: E402
 from kit.proof import Proof, write_proof  # noqa: E402
-from tests.engine.rig import rig  # noqa: E402
 
 TOKENS = 300
 BOUND = 0.55
@@ -74,8 +75,8 @@ class Prober:
         return {
             "probes": probes,
             "auc": area_under_roc(hits, misses),
-            "median_s_asked_before": sorted(hits)[len(hits) // 2],
-            "median_s_new": sorted(misses)[len(misses) // 2],
+            "median_s_asked_before": statistics.median(hits),
+            "median_s_new": statistics.median(misses),
         }
 
 

@@ -21,8 +21,8 @@ from benchmarks.harness import arguments
 from hotspan.bench.machine import write_results
 from hotspan.bench.prose import prose
 from hotspan.demo.model import make_demo_model
-from tests.engine.families.make import make_family
-from tests.engine.families.table import SIZES, Family
+from kit.families.make import make_family
+from kit.families.table import SIZES, Family
 from tests.server.conftest import Server, serving
 
 SHAPE = {"num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64}

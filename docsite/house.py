@@ -34,13 +34,14 @@ _ROW = re.compile(r"^\| `(?:(?:src/hotspan|\.)/)?(\w+)`(.*)\| ([\d,]+) \|$", re.
 class Idea(NamedTuple):
     """One idea. name: a pattern of the definitions' names. holds: patterns that all stand in a definition.
 
-    within: the folders that are read; none: all.
+    within: the folders that are read; none: all. lacks: a pattern of what uses another's form, and is none itself.
     """
 
     title: str
     name: str = ""
     holds: Sequence[str] = ()
     within: Sequence[str] = ()
+    lacks: str = "(?!)"
 
 
 IDEAS = (
@@ -74,6 +75,7 @@ IDEAS = (
         "a ratio of two ways with its spread",
         holds=(r"\bratios?\b", r"\b(median|quantiles?|percentile)\(", r"\bfor\b"),
         within=("src", "benchmarks", "kit"),
+        lacks=r"\bpaired_ratio\(\[?\w",
     ),
     Idea(
         "a streaming client that takes times",
@@ -134,7 +136,11 @@ def forms(root: Path) -> dict[str, list[Definition]]:
             if idea.within and not each.path.startswith(tuple(f"{folder}/" for folder in idea.within)):
                 continue
             is_named = not idea.name or re.fullmatch(idea.name, each.name)
-            if is_named and all(re.search(pattern, each.text) for pattern in idea.holds):
+            if (
+                is_named
+                and all(re.search(pattern, each.text) for pattern in idea.holds)
+                and not re.search(idea.lacks, each.text)
+            ):
                 found[idea.title].append(each)
     return found
 

@@ -59,12 +59,6 @@ def rng_of(name: str, seed: int, case: int) -> random.Random:
     return random.Random(f"hotspan-{name}:{seed}:{case}")
 
 
-def quantile(values: list[float], fraction: float) -> float:
-    """The value that `fraction` of all do not exceed; 0 of none."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(fraction * len(ordered)))] if ordered else 0.0
-
-
 def print_proof(proof: Proof, seed: int, console: Console | None = None) -> None:
     """A table of the figures, whether it passed, and how to run again what did not."""
     console = console or Console()

@@ -20,20 +20,16 @@ def until(holds: Callable[[], object], what: str = "the condition", within_s: fl
 
 
 async def until_async(
-    holds: Callable[[], object],
-    what: str = "the condition",
-    within_s: float = PATIENCE_S,
-    meanwhile: Callable[[], object] = lambda: None,
+    holds: Callable[[], object], *, within_s: float = PATIENCE_S, meanwhile: Callable[[], object] = lambda: None
 ) -> None:
-    """Wait until a condition holds, and let other tasks run. Raises: AssertionError if it does not in time.
+    """Wait until a condition holds, by the loop's clock, and let other tasks run. Raises: TimeoutError if it does not.
 
     meanwhile: is called before each nap.
     """
-    deadline = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
-        meanwhile()
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(within_s):
+        while not holds():
+            meanwhile()
+            await asyncio.sleep(0.005)
 
 
 def at_last(ask: Callable[[], Answer]) -> Answer:

@@ -16,8 +16,9 @@ from hotspan.core.terms import Terms
 from hotspan.core.types import ChunkKey
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.record import Record
+from kit.measure import quantile
 from kit.places import on_disk
-from kit.proof import Findings, Progress, Proof, quantile, rng_of
+from kit.proof import Findings, Progress, Proof, rng_of
 from proofs.kill_book import Book, Message
 from proofs.kill_child import NAMESPACE, Worker
 

@@ -23,7 +23,7 @@ from hotspan.config.connector import transfer_config
 from hotspan.config.settings import CacheOptions
 from hotspan.core.errors import EngineError
 from hotspan.core.types import GIB
-from tests.engine.rig import CHUNK, OPTIONS, Digests, Rig
+from kit.engine import CHUNK, OPTIONS, Digests, Rig
 
 LOAD_FORMAT: Final = "hotspan_random"
 ANSWER_TOKENS: Final = 16

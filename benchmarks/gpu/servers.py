@@ -156,11 +156,6 @@ def native_offloading(ram_bytes: int) -> tuple[str, ...]:
     return ("--no-cache", "--kv-transfer-config", json.dumps(config))
 
 
-def gib(size: float) -> str:
-    """Bytes as GiB with three decimals, rounded up."""
-    return f"{math.ceil(size / GIB * 1000) / 1000:.3f}"
-
-
 def room_for(request_bytes: int, directory: Path) -> dict[str, int]:
     """How many requests' KV fit into /dev/shm, RAM and the disk, something left to spare."""
     free = {

@@ -13,7 +13,6 @@ from benchmarks.gpu.record import Result, gpu_memory_mib, is_direct, say
 from benchmarks.gpu.servers import (
     Setting,
     fresh,
-    gib,
     in_turn,
     memory_of,
     native_offloading,
@@ -26,6 +25,7 @@ from hotspan.bench.workloads.long_doc_qa import LongDocQaOptions
 from hotspan.core.addresses import free_port
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB
+from hotspan.demo.plan import gib
 
 _QUESTION_TOKENS: Final = 96
 _SPARE: Final = 1.25

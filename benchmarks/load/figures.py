@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-import numpy as np
-
 from hotspan.bench.counters import CacheCounters
 from hotspan.bench.records import RequestRecord
+from kit.measure import quantile
 
 Figures = dict[str, Any]
 
@@ -20,10 +19,8 @@ CHOICES: Final = 'hotspan_cost_requests_total{choice="%s"}'
 
 def quantiles(values: Iterable[float], *percents: int) -> dict[str, float | None]:
     """Percentiles by name, interpolated linearly; None where there are no values."""
-    sample = np.fromiter(values, np.float64)
-    if not sample.size:
-        return {f"p{percent}": None for percent in percents}
-    return {f"p{p}": round(float(v), 4) for p, v in zip(percents, np.percentile(sample, percents), strict=True)}
+    sample = [*values]
+    return {f"p{percent}": round(quantile(sample, percent / 100), 4) if sample else None for percent in percents}
 
 
 def counters(page: str) -> Counter[str]:

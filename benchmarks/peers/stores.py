@@ -8,8 +8,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 import redis
 
-from benchmarks.peers.child import Child
 from hotspan.core.aftermath import Aftermath
+from kit.child import Child
 
 PAGE: Final = 4096
 LARGE: Final = 1 << 20

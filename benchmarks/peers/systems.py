@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
-from benchmarks.peers.child import Child
 from benchmarks.peers.stores import Files, Opened, redis_server
 from hotspan.core.addresses import free_port
 from hotspan.core.aftermath import Aftermath
 from hotspan.demo.plan import DemoSizes, EngineSettings
+from kit.child import Child
 
 # The pool's blocks are given: the engine needn't have most of the memory. Hashes of texts are equal in all systems.
 _ALONE: Final = {"VLLM_CPU_KVCACHE_SPACE": "2", "PYTHONHASHSEED": "0"}

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import psutil
 import pytest
 
 from hotspan.core.aftermath import Aftermath, _Child, _end, _lines, end_with_parent, stopping_in_order
+from kit.waiting import until
 
 PARENT = """
 import subprocess, sys, tempfile, time
@@ -45,13 +45,6 @@ def gone(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-def until(condition: object, what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 def heeds_signals() -> None:

@@ -19,7 +19,8 @@ from hotspan.l2.follower import LogFollower
 from hotspan.l2.remote import RemoteOptions, RemoteTier
 from hotspan.testing.chunks import aligned, chain, content
 from hotspan.tiers.base import Transfer
-from tests.daemon.rig import PATIENCE_S, patient_store
+from kit.waiting import PATIENCE_S
+from tests.daemon.rig import patient_store
 
 SIZE = 1 << 18
 LENGTH = 3

@@ -9,29 +9,18 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 from hotspan.l2.daemon import DaemonStore
+from kit.waiting import PATIENCE_S
 
 SHARED_MEMORY = Path("/dev/shm")
-PATIENCE_S = 60.0
-"""What a machine that others use may need for anything."""
 
 
 def patient_store(unix_socket: Path) -> DaemonStore:
     """A replica's store that gives up neither a call nor a copy because the machine stands still."""
     return DaemonStore(unix_socket, deadline_s=PATIENCE_S, lease_s=10 * PATIENCE_S)
-
-
-def until(condition: Callable[[], bool], what: str, max_s: float = PATIENCE_S) -> None:
-    """Wait for a condition. Raises: AssertionError if it does not come."""
-    deadline = time.monotonic() + max_s
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come in {max_s:g} s"
-        time.sleep(0.005)
 
 
 class DaemonProcess:

@@ -5,7 +5,8 @@ import os
 import subprocess
 import sys
 
-from tests.daemon.rig import DaemonProcess, until
+from kit.waiting import until
+from tests.daemon.rig import DaemonProcess
 
 VALUE = b"value of a client" * 100
 

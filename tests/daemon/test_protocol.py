@@ -18,7 +18,8 @@ import pytest
 
 from hotspan.core.types import GIB
 from hotspan.daemon.routes import ROUTES
-from tests.daemon.rig import PATIENCE_S, DaemonProcess, until
+from kit.waiting import PATIENCE_S, until
+from tests.daemon.rig import DaemonProcess
 
 
 class Client:

@@ -16,8 +16,9 @@ import pytest
 from hotspan.core.terms import Scope, Terms, tag_labels
 from hotspan.l2 import follower
 from hotspan.testing.chunks import chain
+from kit.waiting import PATIENCE_S, until
 from tests.daemon.replica import LENGTH, TEXTS, Replica
-from tests.daemon.rig import PATIENCE_S, DaemonProcess, PatientDaemon, patient_store, until
+from tests.daemon.rig import DaemonProcess, PatientDaemon, patient_store
 from tests.l2.receipts import missing
 
 

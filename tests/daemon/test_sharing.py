@@ -23,7 +23,8 @@ from hotspan.l2.base import PREAMBLE_BYTES
 from hotspan.l2.daemon import DaemonStore
 from hotspan.testing.chunks import aligned, content, key_of
 from hotspan.tiers.record import Record, pack
-from tests.daemon.rig import PATIENCE_S, DaemonProcess, patient_store, until
+from kit.waiting import PATIENCE_S, until
+from tests.daemon.rig import DaemonProcess, patient_store
 from tests.daemon.test_protocol import Client
 
 PAYLOAD_BYTES = 1 << 20

@@ -39,7 +39,8 @@ from hotspan.l2.daemon_protocol import (
 )
 from hotspan.testing.chunks import key_of
 from hotspan.tiers.record import Record
-from tests.daemon.rig import PATIENCE_S, DaemonProcess, patient_store, until
+from kit.waiting import PATIENCE_S, until
+from tests.daemon.rig import DaemonProcess, patient_store
 
 
 class RawClient:

@@ -19,7 +19,8 @@ from hotspan.daemon.server import run_daemon
 from hotspan.l2.base import updates_of
 from hotspan.testing.chunks import aligned, content, key_of
 from hotspan.tiers.files import Files
-from tests.daemon.rig import DaemonProcess, HangingDaemon, PatientDaemon, patient_store, until
+from kit.waiting import until
+from tests.daemon.rig import DaemonProcess, HangingDaemon, PatientDaemon, patient_store
 from tests.daemon.test_protocol import Client
 from tests.daemon.test_sharing import PAYLOAD_BYTES, chunk, reads_whole, share
 

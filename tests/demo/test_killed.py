@@ -4,12 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+
+from kit.waiting import until
 
 FAKE = Path(__file__).parent / "fake_hotspan.py"
 DEMO = f"""
@@ -19,13 +19,6 @@ from hotspan.demo import run
 run.serve_command = lambda model, arguments: (sys.executable, {str(FAKE)!r}, "serve", str(model), *arguments)
 main()
 """
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])

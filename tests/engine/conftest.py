@@ -3,7 +3,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .rig import prepare_environment
+from kit.engine import prepare_environment
 
 if TYPE_CHECKING:  # it imports vLLM, for which the environment comes first
     from .harness.core import Core

@@ -13,8 +13,8 @@ import pytest
 import hotspan
 from hotspan.core.errors import RefusedError
 from hotspan.server.control import register
+from kit.engine import CHUNK, rig
 
-from .rig import CHUNK, rig
 from .test_plugin import PROMPT, asked, vllm_serving
 
 pytestmark = pytest.mark.engine

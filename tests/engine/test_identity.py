@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .rig import CHUNK, Rig, rig
+from kit.engine import CHUNK, Rig, rig
 
 pytestmark = pytest.mark.engine
 

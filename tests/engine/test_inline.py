@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from kit.engine import CHUNK
 from tests.engine.harness.core import Core, core
-from tests.engine.rig import CHUNK
 
 pytestmark = pytest.mark.engine
 

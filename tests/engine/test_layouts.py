@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from .families.make import make_family
-from .families.table import FAMILIES
-from .rig import CHUNK, rig
+from kit.engine import CHUNK, rig
+from kit.families.make import make_family
+from kit.families.table import FAMILIES
 
 pytestmark = pytest.mark.engine
 

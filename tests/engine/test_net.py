@@ -24,9 +24,9 @@ from hotspan.engine.connector import HotspanConnector
 from hotspan.engine.manager import HotspanManager
 from hotspan.engine.net import LEFT_OUT, has_net
 from hotspan.engine.prefixes import GpuPrefixes
+from kit.engine import CHUNK
 
 from .harness.core import Core, core
-from .rig import CHUNK
 
 _numbers = itertools.count()
 

@@ -9,8 +9,8 @@ from hotspan.core.trace import Request, Trace
 from hotspan.core.types import GIB
 from hotspan.simulate.costs import Costs, Setup, Sizes
 from hotspan.simulate.simulation import Simulation
+from kit.engine import CHUNK
 from tests.engine.harness.core import BLOCK, Core, core
-from tests.engine.rig import CHUNK
 
 pytestmark = pytest.mark.engine
 

@@ -16,10 +16,9 @@ from benchmarks.beside_alone import CHUNK_GIB
 from benchmarks.slow_disk import Sickness, fail, hang
 from hotspan.config.settings import L2Settings
 from hotspan.core.types import Tier
+from kit.engine import Rig, rig
 from kit.link import Trouble, TroubledLink
 from kit.redis_server import RedisServer
-
-from .rig import Rig, rig
 
 pytestmark = pytest.mark.engine
 

@@ -9,8 +9,8 @@ from vllm.v1.kv_offload.base import TransferResult
 
 from hotspan.core.types import GIB
 from hotspan.engine.worker import HostWorker
+from kit.engine import CHUNK
 from tests.engine.harness.core import Core, core
-from tests.engine.rig import CHUNK
 
 pytestmark = pytest.mark.engine
 

@@ -13,8 +13,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from benchmarks.speculators import rota
-
-from .rig import SPECULATIVE, Answer, Rig, engine_alone, rig
+from kit.engine import SPECULATIVE, Answer, Rig, engine_alone, rig
 
 pytestmark = pytest.mark.engine
 

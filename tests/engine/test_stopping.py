@@ -16,11 +16,11 @@ from vllm.v1.engine.core import EngineCoreProc, EngineShutdownState
 
 from hotspan.core.types import Tier
 from hotspan.engine.opening import _drain_s
+from kit.engine import HANG_S
 from kit.simulated.memory_store import MemoryServer
 
 from .harness.core import CHUNK, Core, core
 from .harness.simulated import simulated
-from .rig import HANG_S
 
 TOKENS = 2000
 CHUNKS = TOKENS // CHUNK

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from hotspan.tiers.slab import sweep_dead_slabs
-
-from .families.make import make_family
-from .families.table import FAMILIES
-from .rig import CHUNK, rig
+from kit.engine import CHUNK, rig
+from kit.families.make import make_family
+from kit.families.table import FAMILIES
 
 pytestmark = [
     pytest.mark.engine,

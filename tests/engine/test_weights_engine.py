@@ -10,8 +10,7 @@ import pytest
 
 from hotspan.demo import model as demo
 from hotspan.demo.model import make_demo_model
-
-from .rig import Engine, Rig, engine_alone, rig
+from kit.engine import Engine, Rig, engine_alone, rig
 
 pytestmark = pytest.mark.engine
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from .rig import prepare_environment
+from kit.engine import prepare_environment
 
 prepare_environment()
 

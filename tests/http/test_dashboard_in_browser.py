@@ -9,7 +9,8 @@ import pytest
 from aiohttp import web
 
 from hotspan.http.dashboard import dashboard
-from tests.router.rig import Answering, Fake, replicas, routed, say_ok, until
+from kit.waiting import until_async
+from tests.router.rig import Answering, Fake, replicas, routed, say_ok
 
 from .browser import CHROMIUM, Tab, browsing
 from .figures import ADAPTERS, CACHE, MIB, Figures
@@ -166,7 +167,7 @@ async def test_a_routers_dashboard(tmp_path: Path) -> None:
             fake.metrics = growing(Figures())
         gone = Fake(url="http://127.0.0.1:1")
         async with routed([*fakes, gone]) as at:
-            await until(lambda: at.router.health[gone.url].health.value == "down")
+            await until_async(lambda: at.router.health[gone.url].health.value == "down")
             for _ in range(5):
                 assert await at.status() == 200
             async with browsing(at.url + "/dashboard", tmp_path / "profile") as tab:

@@ -1,8 +1,6 @@
 """What the keyring's tests share: a key store on the disk, and keyrings over it."""
 
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +67,3 @@ def at_once(keyring: Keyring, tenant: str) -> bytes | None:
         returned.set()
     assert all(waits), "it waited for the keys"
     return names
-
-
-def eventually(happens: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
-    """Wait for background threads until `happens()`; fail after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    while not happens():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.002)

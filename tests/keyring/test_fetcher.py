@@ -8,7 +8,8 @@ import pytest
 from hotspan.keyring import fetcher as module
 from hotspan.keyring.fetcher import RETRY_S, Fetcher, Ticket
 from hotspan.testing.clock import SimulatedClock
-from tests.keyring.rig import PATIENCE_S, eventually
+from kit.waiting import until
+from tests.keyring.rig import PATIENCE_S
 
 
 class Source:
@@ -57,9 +58,9 @@ def test_a_full_queue_takes_nobody_else(
         fetcher.ask(tenant)
         assert len(fetcher) <= 2
     fetcher.fetch_now(["c"], PATIENCE_S)  # returns, since nothing can be waited for
-    eventually(lambda: len(source.tried) == 2)
+    until(lambda: len(source.tried) == 2)
     source.go_on.set()
-    eventually(lambda: not len(fetcher))
+    until(lambda: not len(fetcher))
     assert sorted(source.tried) == ["a", "b"]
     fetcher.fetch_now(["c"], PATIENCE_S)
     assert source.tried[2:] == ["c"] and not len(fetcher)
@@ -79,5 +80,5 @@ def test_a_failure_is_tried_again_after_a_pause_or_when_somebody_waits(
     assert ticket.failures == 2 and source.tried == ["a", "a"]
     source.is_up = True
     clock.advance(RETRY_S)
-    eventually(lambda: not len(fetcher))
+    until(lambda: not len(fetcher))
     assert source.tried == ["a"] * 3

@@ -13,9 +13,10 @@ from hotspan.keyring.keyring import open_keyring
 from hotspan.keyring.records import file_name
 from hotspan.keyring.wrap import open_wrapper
 from hotspan.testing.clock import SimulatedClock
+from kit.waiting import until
 from tests.cache.rig import Rig
 from tests.keyring.conftest import Kms
-from tests.keyring.rig import PATIENCE_S, at_once, eventually, make_kek, make_store, opened, reads, sealed
+from tests.keyring.rig import PATIENCE_S, at_once, make_kek, make_store, opened, reads, sealed
 
 
 def test_names_and_frames_survive_a_restart(store: Path, kek: str) -> None:
@@ -45,7 +46,7 @@ def test_an_unknown_tenant_comes_in_the_background(store: Path, kek: str) -> Non
     """The first `names` answers None at once; soon after the keys are there."""
     with open_keyring(store, kek, {}) as keyring:
         assert at_once(keyring, "a") is None and keyring.sealing(tenant_label("a")) is None
-        eventually(lambda: keyring.names("a") is not None)
+        until(lambda: keyring.names("a") is not None)
         assert keyring.sealing(tenant_label("a")) is not None
         keyring.check()
 
@@ -92,19 +93,19 @@ def test_a_kms_outage_costs_hits_and_no_errors(kms: Kms, tmp_path: Path, caplog:
     kms.gate.set("refuse")
     with open_keyring(store, kms.reference(), {}, clock) as keyring, caplog.at_level(logging.WARNING):
         assert at_once(keyring, "a") is None
-        eventually(lambda: keyring.stats().failures == 1)
+        until(lambda: keyring.stats().failures == 1)
         connections = kms.gate.connections
         for _ in range(1000):
             assert at_once(keyring, "a") is None
         looks = clock.looks
-        eventually(lambda: clock.looks > looks + 8)  # what waits is not due: four threads have seen that twice
+        until(lambda: clock.looks > looks + 8)  # what waits is not due: four threads have seen that twice
         assert kms.gate.connections == connections
         clock.advance(5)
-        eventually(lambda: keyring.stats().failures == 2)
+        until(lambda: keyring.stats().failures == 2)
         assert sum("keyring_keys_unavailable" in r.message for r in caplog.records) == 1
         kms.gate.set("open")
         clock.advance(5)
-        eventually(lambda: keyring.stats().tenants == 1)
+        until(lambda: keyring.stats().tenants == 1)
         assert keyring.names("a") is not None and keyring.stats().waiting == 0
         kms.gate.set("refuse")  # what is held needs no KMS
         assert reads(keyring, sealed(keyring, "a"))
@@ -127,11 +128,11 @@ def test_a_kms_outage_is_in_the_metrics(kms: Kms, tmp_path: Path) -> None:
     with Rig(ram=1) as rig, open_keyring(store, kms.reference(), {}, clock) as keyring:
         metrics = CacheMetrics(rig.cache, None, keyring)
         assert keyring.names("a") is None
-        eventually(lambda: keyring.stats().failures == 1)
+        until(lambda: keyring.stats().failures == 1)
         assert reported() == {"hotspan_keys_failures": 1, "hotspan_keys_tenants": 0, "hotspan_keys_waiting": 1}
         assert reported() == {}
         kms.gate.set("open")
-        eventually(lambda: clock.advance(5) or (keyring.stats().tenants == 1 and not keyring.stats().waiting))
+        until(lambda: clock.advance(5) or (keyring.stats().tenants == 1 and not keyring.stats().waiting))
         assert reported() == {"hotspan_keys_tenants": 1, "hotspan_keys_waiting": 0}
 
 
@@ -145,7 +146,7 @@ def test_a_kms_that_hangs_holds_nobody(kms: Kms, tmp_path: Path) -> None:
     assert keyring.stats().failures == 0, "it waited until a call of the KMS had ended"
     assert at_once(keyring, "b") is None
     kms.gate.set("open")  # cuts the calls that hang: their second attempt succeeds
-    eventually(lambda: keyring.names("a") is not None and keyring.names("b") is not None)
+    until(lambda: keyring.names("a") is not None and keyring.names("b") is not None)
     kms.gate.set("hang")
     assert at_once(keyring, "c") is None
     failures = keyring.stats().failures
@@ -163,7 +164,7 @@ def test_tenants_that_could_not_be_prepared_come_by_themselves(kms: Kms, tmp_pat
         assert keyring.prepare(["a", "b"], PATIENCE_S) == ("a", "b")
         kms.gate.set("open")
         clock.advance(5)
-        eventually(lambda: keyring.stats().tenants == 2)
+        until(lambda: keyring.stats().tenants == 2)
 
 
 def test_a_file_of_another_tenant_is_not_taken(store: Path, kek: str) -> None:
@@ -208,10 +209,10 @@ def test_a_store_that_vanishes_gives_no_keys(store: Path, kek: str) -> None:
         store.rename(store.with_name("aside"))
         keyring.refresh()
         assert at_once(keyring, "a") is None and not reads(keyring, frame)
-        eventually(lambda: keyring.stats().failures > 0)
+        until(lambda: keyring.stats().failures > 0)
         store.with_name("aside").rename(store)
         clock.advance(5)
-        eventually(lambda: keyring.names("a") == names)
+        until(lambda: keyring.names("a") == names)
         assert reads(keyring, frame)
 
 
@@ -240,7 +241,7 @@ def test_a_bug_in_a_wrapper_costs_hits_and_not_the_thread(
         ]
         keyring._wrapper = good
         clock.advance(5)
-        eventually(lambda: keyring.names("a") is not None)
+        until(lambda: keyring.names("a") is not None)
 
 
 def test_logs_hold_no_secrets(store: Path, kek: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

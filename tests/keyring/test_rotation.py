@@ -9,8 +9,9 @@ from hotspan.core.errors import ConfigError, KeyUnavailable
 from hotspan.keyring.keyring import open_keyring
 from hotspan.keyring.store import KeyStore
 from hotspan.keyring.wrap import LocalWrapper, open_wrapper
+from kit.waiting import until
 from tests.keyring.conftest import Kms
-from tests.keyring.rig import PATIENCE_S, eventually, make_kek, opened, reads, sealed
+from tests.keyring.rig import PATIENCE_S, make_kek, opened, reads, sealed
 
 
 def test_a_rotation_keeps_old_frames(store: Path, kek: str) -> None:
@@ -23,8 +24,8 @@ def test_a_rotation_keeps_old_frames(store: Path, kek: str) -> None:
         assert reads(one, old) and reads(one, new) and one.names("a") == names
         two.refresh()
         assert reads(two, old)  # no gap while the new root is fetched
-        eventually(lambda: reads(two, new))
-        eventually(lambda: sealed(two, "a")[0] == new[0])
+        until(lambda: reads(two, new))
+        until(lambda: sealed(two, "a")[0] == new[0])
         assert two.names("a") == names
         one.check()
         two.check()

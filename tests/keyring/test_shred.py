@@ -12,8 +12,9 @@ from hotspan.keyring.keyring import REFRESH_S, open_keyring
 from hotspan.keyring.records import file_name
 from hotspan.keyring.sealing import Root, frame_key
 from hotspan.testing.clock import SimulatedClock
+from kit.waiting import until
 from tests.keyring.conftest import Kms
-from tests.keyring.rig import PATIENCE_S, at_once, eventually, make_store, opened, reads, sealed
+from tests.keyring.rig import PATIENCE_S, at_once, make_store, opened, reads, sealed
 
 
 def test_a_shred_is_for_good(store: Path, kek: str) -> None:
@@ -32,7 +33,7 @@ def test_a_shred_is_for_good(store: Path, kek: str) -> None:
         assert keyring.sealing(tenant_label("a")) is None and not reads(keyring, frame) and not reads(keyring, newer)
         assert keyring.stats().waiting == 0  # nothing is created that nobody asked for
         assert at_once(keyring, "a") is None
-        eventually(lambda: keyring.names("a") is not None)
+        until(lambda: keyring.names("a") is not None)
         assert keyring.names("a") != names and sealed(keyring, "a")[0] not in (frame[0], newer[0])
         assert not reads(keyring, frame) and reads(keyring, other)
         keyring.check()
@@ -46,14 +47,14 @@ def test_a_fetch_under_way_does_not_outlive_a_shred(kms: Kms, tmp_path: Path) ->
         before, fetch, fetched = kms.gate.connections, keyring._fetcher._fetch, []
         keyring._fetcher._fetch = lambda ticket: fetched.append(fetch(ticket)) or fetched[-1]  # type: ignore[func-returns-value]
         assert keyring.names("a") is None
-        eventually(lambda: kms.gate.connections > before)
+        until(lambda: kms.gate.connections > before)
         assert keyring.shred("a").roots == ()
         kms.gate.set("open")  # the hanging call goes on now
-        eventually(lambda: bool(fetched))
+        until(lambda: bool(fetched))
         assert keyring.stats().tenants == 0 and keyring.stats().waiting == 0
         assert not (store / file_name("a")).exists()
         assert keyring.names("a") is None
-        eventually(lambda: keyring.names("a") is not None)
+        until(lambda: keyring.names("a") is not None)
 
 
 def test_keys_read_before_a_shred_are_not_held_after_it(store: Path, kek: str) -> None:
@@ -81,7 +82,7 @@ def test_keys_read_before_a_shred_are_not_held_after_it(store: Path, kek: str) -
         assert keyring.names("a") is None and begun.wait(PATIENCE_S)
         assert len(keyring.shred("a").roots) == 1
         go_on.set()
-        eventually(lambda: bool(fetched))
+        until(lambda: bool(fetched))
         assert keyring.stats().tenants == 0 and keyring.sealing(tenant_label("a")) is None
         keyring.check()
 
@@ -114,7 +115,7 @@ def test_a_shred_reaches_other_processes(store: Path, kek: str) -> None:
         kept, frame = sealed(one, "b"), sealed(one, "a")
         assert reads(two, frame)
         one.shred("a")
-        eventually(lambda: not reads(two, frame))
+        until(lambda: not reads(two, frame))
         assert two.sealing(tenant_label("a")) is None and reads(two, kept)
         two.check()
 

@@ -1,3 +1,3 @@
-from tests.engine.rig import prepare_environment
+from kit.engine import prepare_environment
 
 prepare_environment()

@@ -19,7 +19,8 @@ from hotspan.daemon.stored import PoolCounts, Writing
 from hotspan.l2.daemon_protocol import Operation, Status
 from hotspan.testing.chunks import content, key_of
 from kit.simulated.faults import BadPlace, BadPlaces, FaultyFiles
-from tests.daemon.rig import DaemonProcess, patient_store, until
+from kit.waiting import until
+from tests.daemon.rig import DaemonProcess, patient_store
 from tests.daemon.test_disk import DISK_PAGES, KEYS, MEMORY_PAGES, Node
 from tests.daemon.test_unix_server import RawClient, connected
 

@@ -15,6 +15,7 @@ from hotspan.engine.requests import RequestRecord
 from hotspan.keyring.keyring import open_keyring
 from hotspan.testing.clock import SimulatedClock
 from kit.simulated.memory_store import MemoryServer
+from kit.waiting import until
 from tests.cache.rig import Rig
 from tests.cache.test_levels import Levels
 from tests.cache.test_rhythm import TEXT, Sessions
@@ -24,7 +25,7 @@ from tests.engine.harness.core import CHUNK
 from tests.engine.harness.simulated import SimulatedCore, simulated
 from tests.engine.test_encoder_outputs import Engine, forget_ram
 from tests.engine.test_weights import reload, running
-from tests.keyring.rig import eventually, make_kek, make_store
+from tests.keyring.rig import make_kek, make_store
 
 TOKENS = 4 * CHUNK + 50
 
@@ -185,10 +186,10 @@ def what_keys_do(path: Path, model: Path) -> None:
         metrics = CacheMetrics(rig.cache, None, keyring)
         store.rename(path / "away")
         keyring.names("a")
-        eventually(lambda: keyring.stats().failures == 1)
+        until(lambda: keyring.stats().failures == 1)
         metrics.report(1.0)
         (path / "away").rename(store)
-        eventually(lambda: clock.advance(5) or keyring.stats().tenants == 1)
+        until(lambda: clock.advance(5) or keyring.stats().tenants == 1)
         metrics.report(1.0)
 
 

@@ -188,10 +188,3 @@ def labels(router: Gateway) -> list[tuple[str, ...]]:
     """Of all counters that are counted where something happens."""
     metrics = router._metrics
     return [*metrics.requests, *metrics.decisions, *metrics.retries, *metrics.fan_outs]
-
-
-async def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
-    """Return once it is so. Raises: TimeoutError."""
-    async with asyncio.timeout(within_s):
-        while not condition():
-            await asyncio.sleep(0.005)

@@ -25,8 +25,9 @@ from hotspan.router.caches import (
     tiers_together,
 )
 from hotspan.testing.clock import SimulatedClock
+from kit.waiting import until_async
 
-from .rig import Fake, replicas, routed, say, until
+from .rig import Fake, replicas, routed, say
 
 GPU, RAM, DISK, L2 = Tier.GPU, Tier.RAM, Tier.DISK, Tier.L2
 PAGE = """# HELP vllm:cache_config_info x
@@ -312,7 +313,7 @@ async def test_the_router_tells_of_all_replicas() -> None:
         one.metrics = two.metrics = PAGE
         gone = Fake(url="http://127.0.0.1:1")
         async with routed([one, two, three, gone], admin_token="t") as at:
-            await until(lambda: at.router.health[gone.url].health.value == "down")
+            await until_async(lambda: at.router.health[gone.url].health.value == "down")
             assert not [each for fake in fakes for each in fake.asked]
             token = {"authorization": "Bearer t"}
             async with at.client.get(at.url + "/router/cache", headers=token) as reply:

@@ -13,9 +13,10 @@ from hotspan.config.kv_events import DOMAIN, CurveKeys, is_local, read_key
 from hotspan.core.errors import ConfigError
 from hotspan.router.types import Medium
 from kit.ports import free_port
+from kit.waiting import until_async
 
 from .engine import Claims, keys_of
-from .test_events import STEM, feed_for, running, told_by_vllm, until
+from .test_events import STEM, feed_for, running, told_by_vllm
 
 pytest.importorskip("vllm.distributed.kv_events")
 from vllm.distributed.kv_events import (
@@ -53,9 +54,9 @@ async def test_with_the_key_events_are_followed(ports: tuple[int, int]) -> None:
     with publishing(OURS, ports) as publisher:
         following = feed_for(claims, ports, keys=OURS)
         async with running(following):
-            await until(lambda: claims.keys[Medium.GPU] == set(keys_of(STEM)))  # by the replay
+            await until_async(lambda: claims.keys[Medium.GPU] == set(keys_of(STEM)))  # by the replay
             publisher.publish(KVEventBatch(ts=2.0, events=[AllBlocksCleared()]))
-            await until(lambda: not claims.keys[Medium.GPU] and following.sync.is_exact)
+            await until_async(lambda: not claims.keys[Medium.GPU] and following.sync.is_exact)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ async def test_without_the_key_nothing_is_heard_or_believed(
     with publishing(publisher, ports):
         following = feed_for(claims, ports, keys=follower)
         async with running(following):
-            await until(lambda: following.failures >= 2)
+            await until_async(lambda: following.failures >= 2)
         assert (following.sync.messages, following.sync.is_exact) == (0, False) and not any(claims.keys.values())
 
 
@@ -105,13 +106,13 @@ async def test_the_publishers_public_key_is_not_enough(ports: tuple[int, int]) -
         asked = stack.enter_context(eavesdropper(ports[1], zmq.DEALER, **stranger))
         ends = [socket.get_monitor_socket() for socket in (*heard, asked)]
         asked.send_multipart([b"", (0).to_bytes(8, "big")])
-        await until(lambda: all(end.poll(0) for end in ends))
+        await until_async(lambda: all(end.poll(0) for end in ends))
         claims = Claims()
         following = feed_for(claims, ports, keys=OURS)
         async with running(following):  # what the others would have heard by now
-            await until(lambda: following.sync.messages == 1)
+            await until_async(lambda: following.sync.messages == 1)
             publisher.publish(KVEventBatch(ts=2.0, events=[AllBlocksCleared()]))
-            await until(lambda: following.sync.messages == 2)
+            await until_async(lambda: following.sync.messages == 2)
         assert not any(socket.poll(0) for socket in (*heard, asked))
 
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from hotspan.router.settings import Replica
 from hotspan.router.text import Roots
 from hotspan.router.types import Medium
 from kit.ports import free_port
+from kit.waiting import until_async
 from tests.router.engine import Claims, Text, blocks_of, join, keys_of, message, removed, stored, whole_keys
 from tests.router.rig import replicas, routed, say_ok
 from tests.router.test_tokens import made
@@ -396,13 +397,6 @@ async def running(feed: EventFeed) -> AsyncIterator[None]:
             await task
 
 
-async def until(condition: Callable[[], bool], serve: Callable[[], None] = lambda: None) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            serve()
-            await asyncio.sleep(0.005)
-
-
 def feed_for(
     claims: Claims,
     ports: tuple[int, ...],
@@ -451,23 +445,23 @@ async def test_over_zmq_a_gap_is_replayed_and_a_restart_is_noticed() -> None:
             for _ in range(5):
                 first.step(is_sent=False)  # before anybody listened
             async with running(feed):
-                await until(lambda: agrees(first), first.serve)
+                await until_async(lambda: agrees(first), meanwhile=first.serve)
                 for at in range(60):
                     first.step(is_sent=at % 7 != 3)
                     first.serve()
                     await asyncio.sleep(0.002)
                 first.step()
-                await until(lambda: agrees(first) and feed.sync.messages >= 66, first.serve)
+                await until_async(lambda: agrees(first) and feed.sync.messages >= 66, meanwhile=first.serve)
                 assert feed.sync.gaps > 0 and feed.sync.losses == 0
                 assert feed.sync.messages == 66  # each was applied once
                 first.close()
-                await until(lambda: states[-1] == (False, "disconnected"))
+                await until_async(lambda: states[-1] == (False, "disconnected"))
                 assert not any(claims.keys[each] for each in OWN)
                 second = Publisher(context, 2, (first.ports[0], first.ports[1]))
                 for _ in range(90):
                     second.step(is_sent=False)
                 try:
-                    await until(lambda: agrees(second), second.serve)
+                    await until_async(lambda: agrees(second), meanwhile=second.serve)
                     assert second.asked[-2:] == [65, 0]
                 finally:
                     second.close()
@@ -484,11 +478,11 @@ async def test_over_zmq_without_replay_it_is_approximate_and_says_so() -> None:
         try:
             publisher.step(is_sent=False)
             async with running(feed):
-                await until(publisher.has_subscriber)
-                await until(lambda: feed.sync.reason == "no_replay")
+                await until_async(publisher.has_subscriber)
+                await until_async(lambda: feed.sync.reason == "no_replay")
                 publisher.pub.send_multipart([b"kv", b"short", b""])
                 publisher.pub.send_multipart([b"kv", (9).to_bytes(8, "big"), message(stored(STEM, 0, 12))])
-                await until(lambda: claims.keys[Medium.GPU] == set(keys_of(STEM)))
+                await until_async(lambda: claims.keys[Medium.GPU] == set(keys_of(STEM)))
                 assert (feed.sync.is_exact, feed.garbled, feed.sync.messages) == (False, 1, 1)
         finally:
             publisher.close()
@@ -503,7 +497,7 @@ async def test_the_gateway_follows_its_replicas(tmp_path: Path) -> None:
         async with replicas(say_ok) as (fake,):
             behind = (Replica(fake.url, events=events, replay=replay),)
             async with routed([fake], behind=behind, model=tmp_path) as at:
-                await until(lambda: at.router.fleet.replicas[fake.url].is_exact, publisher.serve)
+                await until_async(lambda: at.router.fleet.replicas[fake.url].is_exact, meanwhile=publisher.serve)
                 assert await at.metric("events_state", replica=fake.url, reason="") == 1
                 assert await at.metric("events_state", replica=fake.url, reason="starting") == 0
                 assert await at.metric("events_messages_total", replica=fake.url) == 1
@@ -524,12 +518,12 @@ async def test_the_engines_own_publisher_is_followed() -> None:
     try:
         publisher.publish(kv_events.KVEventBatch(ts=1.0, events=[stores]))
         async with running(feed):
-            await until(lambda: claims.keys[Medium.GPU] == set(keys_of(STEM)))
+            await until_async(lambda: claims.keys[Medium.GPU] == set(keys_of(STEM)))
             publisher.publish(kv_events.KVEventBatch(ts=2.0, events=[removes]))
             left = whole_keys([STEM], set(blocks_of(STEM)[:-1]))
-            await until(lambda: claims.keys[Medium.GPU] == left)
+            await until_async(lambda: claims.keys[Medium.GPU] == left)
             publisher.publish(kv_events.KVEventBatch(ts=3.0, events=[kv_events.AllBlocksCleared()]))
-            await until(lambda: not claims.keys[Medium.GPU])
+            await until_async(lambda: not claims.keys[Medium.GPU])
             assert feed.sync.is_exact
     finally:
         publisher.shutdown()

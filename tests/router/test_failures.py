@@ -15,8 +15,9 @@ from hotspan.router.session import Split
 from hotspan.router.settings import HealthSettings, Replica
 from hotspan.router.types import Strategy
 from hotspan.testing.clock import SimulatedClock
+from kit.waiting import until_async
 
-from .rig import QUICK, Answering, Held, Routed, die, hang, replicas, routed, say, say_ok, until
+from .rig import QUICK, Answering, Held, Routed, die, hang, replicas, routed, say, say_ok
 
 
 async def dies_early(request: web.Request, body: bytes) -> web.StreamResponse:
@@ -146,7 +147,7 @@ async def test_killing_one_in_mid_run_fails_nobody() -> None:
 
     async with replicas(slow, say_ok) as fakes, routed(fakes, strategy=Strategy.ROUNDROBIN) as at:
         tasks = [asyncio.create_task(at.status({"prompt": f"{n}"})) for n in range(80)]
-        await until(lambda: fakes[0].open == 40)
+        await until_async(lambda: fakes[0].open == 40)
         dead.set()
         assert set(await asyncio.gather(*tasks)) == {200}
         assert not at.in_flight
@@ -167,14 +168,14 @@ async def test_a_replica_that_leaves_checks_unanswered_gets_nothing() -> None:
     impatient = replace(QUICK, timeout_s=2.0)
     async with replicas(say_ok, say_ok) as (ill, well), routed([ill, well], health=impatient) as at:
         ill.ping_s = 60.0
-        await until(lambda: ill.url not in at.router.fleet.up and well.url in at.router.fleet.up, 60)
+        await until_async(lambda: ill.url not in at.router.fleet.up and well.url in at.router.fleet.up, within_s=60)
         before, answered = ill.works, 0
         async with asyncio.timeout(60):
             while answered < 10:  # a machine that stands still makes the other one late as well
                 answered += await at.status() == 200
         assert ill.works == before
         ill.ping_s = 0.0
-        await until(lambda: ill.url in at.router.fleet.up, 60)
+        await until_async(lambda: ill.url in at.router.fleet.up, within_s=60)
 
 
 async def test_a_replica_that_drains_gets_nothing_new() -> None:
@@ -182,10 +183,10 @@ async def test_a_replica_that_drains_gets_nothing_new() -> None:
     waits = Held()
     async with replicas(waits, say_ok) as (old, new), routed([old, new], strategy=Strategy.ROUNDROBIN) as at:
         tasks = [asyncio.create_task(at.status()) for _ in range(10)]
-        await until(lambda: old.open > 0)
+        await until_async(lambda: old.open > 0)
         old.ping = (503, {"status": "Draining"})
-        await until(lambda: old.url not in at.router.fleet.up)
-        await until(lambda: old.works + new.works == 10)
+        await until_async(lambda: old.url not in at.router.fleet.up)
+        await until_async(lambda: old.works + new.works == 10)
         had = old.works
         assert await at.metric("replica_health", replica=old.url, state="draining") == 1
         assert [await at.status() for _ in range(5)] == [200] * 5
@@ -193,7 +194,7 @@ async def test_a_replica_that_drains_gets_nothing_new() -> None:
         assert set(await asyncio.gather(*tasks)) == {200}
         assert old.works == had
         old.ping = (200, {"status": "Healthy"})
-        await until(lambda: old.url in at.router.fleet.up)
+        await until_async(lambda: old.url in at.router.fleet.up)
 
 
 async def test_the_operator_drains() -> None:
@@ -252,7 +253,7 @@ async def test_the_router_drains_itself() -> None:
     waits = Held()
     async with replicas(waits) as (fake,), routed([fake]) as at:
         task = asyncio.create_task(at.status())
-        await until(lambda: fake.open == 1)
+        await until_async(lambda: fake.open == 1)
         gateway = at.router
         gateway.drain()
         assert await at.status() == 503
@@ -444,7 +445,7 @@ async def test_canaries_get_their_share_of_sessions_and_keep_it() -> None:
         for _ in range(2):
             assert [await where(name) for name in names] == expected
         new.ping = (500, {})
-        await until(lambda: new.url not in at.router.fleet.up)
+        await until_async(lambda: new.url not in at.router.fleet.up)
         assert not any([await where(name) for name in names])
         assert await at.metric("split_fallbacks_total") == sum(expected) > 0
 
@@ -456,10 +457,10 @@ async def test_who_waits_for_a_canary_that_goes_down_goes_to_the_others() -> Non
         routed(fakes, {fakes[0].url: "canary"}, shares={"canary": 0.9}, max_in_flight=1) as at,
     ):
         tasks = [asyncio.create_task(at.status(headers={"x-session-id": f"s{n}"})) for n in range(20)]
-        await until(lambda: fakes[0].open == 1 and len(at.router.dispatcher.queue) + fakes[1].works >= 19)
+        await until_async(lambda: fakes[0].open == 1 and len(at.router.dispatcher.queue) + fakes[1].works >= 19)
         waiting = len(at.router.dispatcher.queue)
         fakes[0].ping = (503, {"status": "Unhealthy"})
-        await until(lambda: sum(task.done() for task in tasks) == 19)
+        await until_async(lambda: sum(task.done() for task in tasks) == 19)
         assert waiting > 10 and {task.result() for task in tasks if task.done()} == {200}
         assert await at.metric("split_fallbacks_total") == waiting
         await ended(tasks)
@@ -479,9 +480,9 @@ async def test_who_waits_for_its_sessions_replica_goes_elsewhere_when_that_is_do
             asks = {"X-Amzn-SageMaker-Session-Id": "NEW_SESSION"}
             await at.status({"requestType": "NEW_SESSION"}, "/invocations", headers=asks)
         tasks = [asyncio.create_task(at.status({"inputs": "x"}, "/invocations", headers=named)) for _ in range(4)]
-        await until(lambda: len(at.router.dispatcher.queue) == 3)
+        await until_async(lambda: len(at.router.dispatcher.queue) == 3)
         home.ping = (503, {"status": "Unhealthy"})
-        await until(lambda: sum(task.done() for task in tasks) == 3)
+        await until_async(lambda: sum(task.done() for task in tasks) == 3)
         assert {task.result() for task in tasks if task.done()} == {200}
         await ended(tasks)
 
@@ -498,9 +499,9 @@ async def test_waiting_requests_are_served_by_turns() -> None:
     async with replicas(waits) as (fake,), routed([fake], max_in_flight=1, queue_size=100) as at:
         spelled = ("Bearer a", "bearer a", "bEaReR  a")
         crowd = [asyncio.create_task(at.status(headers={"authorization": spelled[n % 3]})) for n in range(40)]
-        await until(lambda: len(at.router.dispatcher.queue) == 39)
+        await until_async(lambda: len(at.router.dispatcher.queue) == 39)
         other = asyncio.create_task(at.status(headers={"authorization": "Bearer b"}))
-        await until(lambda: len(at.router.dispatcher.queue) == 40)
+        await until_async(lambda: len(at.router.dispatcher.queue) == 40)
         waits.go.set()
         assert set(await asyncio.gather(other, *crowd)) == {200}
         served = [headers["authorization"] for _, _, headers, _ in fake.asked]
@@ -515,11 +516,11 @@ async def test_the_queue_has_an_end() -> None:
     waits = Held()
     async with replicas(waits) as (fake,), routed([fake], max_in_flight=1, queue_size=2, queue_timeout_s=4.0) as at:
         tasks = [asyncio.create_task(at.status()) for _ in range(3)]
-        await until(lambda: len(at.router.dispatcher.queue) == 2)
+        await until_async(lambda: len(at.router.dispatcher.queue) == 2)
         async with at.post() as answer:
             assert answer.status == 429 and int(answer.headers["retry-after"]) >= 1
         assert (await at.metric("queue_refused_total"), await at.metric("queue_overdue_total")) == (1, 0)
-        await until(lambda: len(at.router.dispatcher.queue) == 0)
+        await until_async(lambda: len(at.router.dispatcher.queue) == 0)
         waits.go.set()
         assert sorted(await asyncio.gather(*tasks)) == [200, 503, 503]
         assert (await at.metric("queue_refused_total"), await at.metric("queue_overdue_total")) == (1, 2)
@@ -530,11 +531,11 @@ async def test_waiting_ends_with_the_client() -> None:
     waits = Held()
     async with replicas(waits) as (fake,), routed([fake], max_in_flight=1) as at:
         first = asyncio.create_task(at.status())
-        await until(lambda: fake.open == 1)
+        await until_async(lambda: fake.open == 1)
         second = asyncio.create_task(at.status())
-        await until(lambda: len(at.router.dispatcher.queue) == 1)
+        await until_async(lambda: len(at.router.dispatcher.queue) == 1)
         second.cancel()
-        await until(lambda: len(at.router.dispatcher.queue) == 0)
+        await until_async(lambda: len(at.router.dispatcher.queue) == 0)
         waits.go.set()
         assert await first == 200 and await at.status() == 200
         assert fake.works == 2
@@ -545,9 +546,9 @@ async def test_waiting_ends_when_all_are_gone() -> None:
     async with replicas(say_ok) as (fake,), routed([fake], max_in_flight=1, queue_timeout_s=600) as at:
         waits = fake.answer = Held()
         first = asyncio.create_task(at.status())
-        await until(lambda: fake.open == 1)
+        await until_async(lambda: fake.open == 1)
         second = asyncio.create_task(at.status())
-        await until(lambda: len(at.router.dispatcher.queue) == 1)
+        await until_async(lambda: len(at.router.dispatcher.queue) == 1)
         fake.ping = (500, {})
         assert await asyncio.wait_for(second, 60) == 503
         waits.go.set()

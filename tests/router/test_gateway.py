@@ -13,8 +13,9 @@ from hotspan.core.errors import ConfigError
 from hotspan.http.connections import HttpLimits
 from hotspan.router.settings import Replica
 from hotspan.router.types import Strategy
+from kit.waiting import until_async
 
-from .rig import Held, Routed, replicas, routed, say, say_ok, until
+from .rig import Held, Routed, replicas, routed, say, say_ok
 
 
 async def test_bodies_and_heads_go_through() -> None:
@@ -140,13 +141,13 @@ async def test_hang_up_reaches_the_replica() -> None:
 
     async with replicas(slow) as (fake,), routed([fake]) as at:
         waits = asyncio.create_task(at.status())
-        await until(lambda: fake.open == 1)
+        await until_async(lambda: fake.open == 1)
         waits.cancel()
-        await until(lambda: fake.hung_up == 1)
+        await until_async(lambda: fake.hung_up == 1)
         answer = await at.post({"stream": True, "prompt": "x"})
         assert await answer.content.readany()
         answer.close()
-        await until(lambda: fake.hung_up == 2 and fake.open == at.router.active == 0)
+        await until_async(lambda: fake.hung_up == 2 and fake.open == at.router.active == 0)
         assert not at.in_flight
         assert await at.metric("requests_total", outcome="gone") == 2
         assert await at.metric("breaker_opened_total") == 0
@@ -191,7 +192,7 @@ async def test_own_answers() -> None:
         assert sum(fake.works for fake in fakes) == 1
         for fake in fakes:
             fake.ping = (500, {})
-        await until(lambda: not at.router.fleet.up)
+        await until_async(lambda: not at.router.fleet.up)
         async with at.client.get(at.url + "/ping") as answer:
             assert answer.status == 503
         async with at.post() as answer:
@@ -306,7 +307,7 @@ async def test_the_threshold_is_the_one_that_was_set() -> None:
         asking = []
         for number in range(1, 4):
             asking.append(asyncio.create_task(at.status(body)))
-            await until(lambda number=number: sum(fake.works for fake in fakes) == number)  # type: ignore[misc]
+            await until_async(lambda number=number: sum(fake.works for fake in fakes) == number)  # type: ignore[misc]
         assert sorted(fake.works for fake in fakes) == [1, 2]
         waits.go.set()
         assert await asyncio.gather(*asking) == [200] * 3

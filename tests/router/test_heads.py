@@ -14,9 +14,10 @@ from hotspan.router.access import Access
 from hotspan.router.settings import HealthSettings
 from hotspan.server.principal import Credentials, Principal
 from hotspan.testing.clock import SimulatedClock
+from kit.waiting import until_async
 from tests.server.test_principal import ADMIN_TOKEN, known
 
-from .rig import Fake, Routed, die, replicas, routed, say, say_ok, until
+from .rig import Fake, Routed, die, replicas, routed, say, say_ok
 
 STRICT = HealthSettings(interval_s=60.0, failures=1, open_s=600.0)
 """One failure opens a breaker until the end of the test."""
@@ -225,10 +226,10 @@ async def test_half_closed_clients_and_half_bodies_are_nobodys_fault() -> None:
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(data)
             if data.endswith(b'hang"'):
-                await until(lambda: fake.open == 1)
+                await until_async(lambda: fake.open == 1)
             writer.write_eof()
             writer.transport.abort()
-        await until(lambda: fake.open == 0 and not at.router.active)
+        await until_async(lambda: fake.open == 0 and not at.router.active)
         await untouched(at, fake)
 
 
@@ -244,7 +245,7 @@ async def test_an_answer_that_takes_too_long_is_held_against_silent_replicas_onl
 
     async with replicas(slow) as (fake,), routed([fake], health=STRICT) as at:
         long = asyncio.create_task(at.status({"prompt": "long"}))
-        await until(lambda: fake.open == 1)
+        await until_async(lambda: fake.open == 1)
         assert await at.status() == 200
         asked.set()
         assert await long == 504
@@ -275,7 +276,7 @@ async def test_a_client_that_does_not_read_is_not_a_replicas_fault() -> None:
             clock.advance(2.0)
             with pytest.raises(aiohttp.ClientError):
                 await answer.read()
-        await until(lambda: not at.router.active)
+        await until_async(lambda: not at.router.active)
         await untouched(at, fake)
 
 

@@ -16,11 +16,12 @@ from hotspan.http.errors import LIMIT, MODEL, REFUSED, HttpError
 from hotspan.router.settings import HealthSettings, Replica
 from hotspan.router.unready import UnreadyModels
 from hotspan.testing.clock import SimulatedClock
+from kit.waiting import until_async
 from tests.server.lmi.fake_engine import FakeEngine
 from tests.server.lmi.serving import serving
 from tests.server.lmi.test_gate import gated
 
-from .rig import Answering, Routed, replicas, routed, say_ok, until
+from .rig import Answering, Routed, replicas, routed, say_ok
 
 STRICT = HealthSettings(interval_s=60.0, failures=1, open_s=600.0)
 """One failure opens a breaker until the end of the test."""
@@ -46,7 +47,7 @@ async def real(count: int, **settings: Any) -> AsyncIterator[tuple[Routed, list[
         ports = [await stack.enter_async_context(serving(gated(each, **settings))) for each in engines]
         behind = tuple(Replica(f"http://127.0.0.1:{port}") for port in ports)
         at = await stack.enter_async_context(routed([], behind=behind, health=STRICT))
-        await until(lambda: len(at.router.fleet.up) == count)
+        await until_async(lambda: len(at.router.fleet.up) == count)
         yield at, engines
 
 
@@ -64,7 +65,7 @@ async def test_a_tenant_without_places_closes_nobodys_replica(compat: str) -> No
         body = SMALL | {"stream": True}
         held = [asyncio.create_task(at.status(body, path="/v1/chat/completions", headers=A)) for _ in range(6)]
         try:
-            await until(lambda: sum(engine.running for engine in engines) == 6)
+            await until_async(lambda: sum(engine.running for engine in engines) == 6)
             refused = [await at.status(SMALL, path="/v1/chat/completions", headers=A) for _ in range(12)]
             assert set(refused) == {503 if compat == "lmi" else 429}
             assert await opened(at) == 0 and await at.metric("retries_total") == 0

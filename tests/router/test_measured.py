@@ -14,9 +14,10 @@ from hotspan.router.measured import Told, told_by
 from hotspan.router.types import Medium
 from hotspan.testing.chunks import chain
 from hotspan.testing.clock import SimulatedClock
+from kit.waiting import until_async
 from tests.cache.rig import SIZE, Rig
 
-from .rig import replicas, routed, say_ok, until
+from .rig import replicas, routed, say_ok
 
 NAME = b"hotspan_cost_prefill_tokens_per_second"
 PAGE = b"""# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
@@ -123,6 +124,6 @@ async def test_a_replica_that_has_computed_nothing_tells_its_size() -> None:
         one.metrics = PAGE.decode().replace("12345.0", "0.0")
         async with routed([one]) as at:
             load = at.router.fleet.replicas[one.url].load
-            await until(lambda: load.speeds.cache_tokens == TOLD.cache_tokens)
+            await until_async(lambda: load.speeds.cache_tokens == TOLD.cache_tokens)
             assert load.tokens_per_s == Speeds().tokens_per_s
             assert load.learnt_tokens == 0

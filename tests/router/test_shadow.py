@@ -15,8 +15,9 @@ from hotspan.core.errors import ConfigError
 from hotspan.router.answers import answer_of
 from hotspan.router.evidence import Evidence
 from hotspan.router.settings import Replica, RouterSettings
+from kit.waiting import until_async
 
-from .rig import Answering, Fake, Routed, hang, replicas, routed, say, until
+from .rig import Answering, Fake, Routed, hang, replicas, routed, say
 
 CHAT = "/v1/chat/completions"
 
@@ -109,7 +110,7 @@ async def test_an_invalidation_withdraws_copies(path: str) -> None:
     async with replicas(answer, answer) as (main, canary), shadowed([main, canary], shadow_in_flight=1) as at:
         for number in range(3):  # one copy is under way, two wait
             assert await at.status(body(user=str(number)), CHAT) == 200
-        await until(lambda: canary.works == 1)
+        await until_async(lambda: canary.works == 1)
         before = [len(fake.asked) for fake in (main, canary)]
         assert await at.status({"tenant": "a"}, path) == 200
         assert await outcomes(at, 3) == {"dropped": 3.0}
@@ -141,7 +142,7 @@ async def test_a_candidate_that_drifts_is_rolled_back(caplog: pytest.LogCaptureF
         assert await at.status({"group": "x"}, "/router/canary/reset") == 404
         assert await at.status({"group": "canary"}, "/router/canary/reset") == 200
         canary.answer = chats("abc")
-        await until(lambda: canary.url in at.router.fleet.up)
+        await until_async(lambda: canary.url in at.router.fleet.up)
         assert await at.metric("rolled_back") == 0
         await at.status(body(), CHAT, headers={"x-session-id": "0"})
         for number in range(20):
@@ -155,7 +156,7 @@ async def test_noise_is_not_drift() -> None:
     async with replicas(main, candidate) as fakes, shadowed(fakes, shadow_in_flight=1) as at:
         for number in range(15):
             assert await at.status(body(), CHAT) == 200
-            await until(lambda count=number: at.router.shadows.shown()[0]["compared"] > count)
+            await until_async(lambda count=number: at.router.shadows.shown()[0]["compared"] > count)
         (group,) = at.router.shadows.shown()
         assert group["noise"] > 10 and group["different"] > 10 and not group["is_rolled_back"]
 
@@ -195,7 +196,7 @@ async def test_failures_of_a_candidate_are_counted_and_not_compared() -> None:
         assert await at.status(body(), CHAT) == 200
         assert await outcomes(at, 1) == {"failed": 1.0}
         canary.ping = (503, {})
-        await until(lambda: canary.url not in at.router.fleet.up)
+        await until_async(lambda: canary.url not in at.router.fleet.up)
         assert await at.status(body(), CHAT) == 200
         assert await outcomes(at, 2) == {"failed": 1.0, "no_replica": 1.0}
         main.answer = say(400)
@@ -209,7 +210,7 @@ async def test_a_share_of_the_requests_is_copied() -> None:
     async with replicas(chats("abc"), chats("abc")) as (main, canary), shadowed([main, canary], shadow=share) as at:
         for _ in range(40):
             await at.status(body(), CHAT)
-        await until(lambda: main.works == 40 + canary.works)
+        await until_async(lambda: main.works == 40 + canary.works)
         assert 5 <= canary.works <= 20
 
 
@@ -248,7 +249,7 @@ async def test_waiting_copies_take_no_more_memory_than_their_requests() -> None:
         for _ in range(2):
             assert await at.status(sent, CHAT) == 200
         waiting = at.router.shadows._queue
-        await until(lambda: waiting.qsize() == 1)
+        await until_async(lambda: waiting.qsize() == 1)
         assert json.loads(waiting.get_nowait().body) == copied(sent)
         deep: Any = []
         for _ in range(300):

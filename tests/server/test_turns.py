@@ -19,7 +19,7 @@ from hotspan.server.policy import ADMIN, CLIENT
 from hotspan.server.principal import Principal, asking
 from hotspan.server.sizes import TextLimit
 from hotspan.server.turns import Turns
-from tests.router.rig import until
+from kit.waiting import until_async
 
 from .lmi.fake_engine import FakeEngine
 from .lmi.serving import client, front
@@ -59,7 +59,7 @@ async def test_one_turn_is_left_for_what_is_urgent() -> None:
             await go.wait()
 
     tasks = [asyncio.create_task(work()) for _ in range(9)]
-    await until(lambda: turns._taken == 3)
+    await until_async(lambda: turns._taken == 3)
     async with turns.turn("b", is_urgent=True):
         assert turns._taken == 4
     go.set()
@@ -187,7 +187,7 @@ async def test_an_invalidation_does_not_wait_for_announcements() -> None:
     with asking(A):
         announced = Announcement.model_validate({"prompt": "announced"})
         tasks = [asyncio.create_task(admin.prefetch(announced)) for _ in range(300)]
-    await until(lambda: len(working) == 3)
+    await until_async(lambda: len(working) == 3)
     with asking(B):
         receipt = await admin.invalidate(Invalidations.model_validate({"prompt": "secret"}))
     assert receipt.status_code == 200 and working == ["announced"] * 3 + ["secret"]
@@ -203,13 +203,13 @@ async def test_tokenising_of_one_tenant_does_not_stop_anothers() -> None:
     turns = admission._turns
     first = [turns.turn(A) for _ in range(40)]
     tasks = [asyncio.create_task(each.__aenter__()) for each in first]
-    await until(lambda: turns._taken == 2)
+    await until_async(lambda: turns._taken == 2)
     theirs = turns.turn(B)
     other = asyncio.create_task(theirs.__aenter__())
     await asyncio.sleep(0)
     for task in tasks[:2]:
         (await task)()
-    await until(other.done)
+    await until_async(other.done)
     assert sum(task.done() for task in tasks) == 3
     for task in tasks:
         task.cancel()

@@ -21,7 +21,7 @@ from hotspan.server.principal import Principal, asking, current_held_since_s, cu
 from hotspan.server.warm_requests import WarmRequest
 from hotspan.server.warming import MAX_HELD_CHARS, MAX_JOBS, Job, Warming, warming_router
 from hotspan.testing.clock import SimulatedClock
-from tests.router.rig import until
+from kit.waiting import until_async
 
 PAGE = b'hotspan_cache_token_bytes{engine="0"} 10.0\nhotspan_cache_capacity_bytes{engine="0",tier="ram"} 500.0\n'
 
@@ -134,21 +134,21 @@ async def test_other_requests_come_first(engine: Engine, warming: Warming) -> No
     """None is sent beside another request; one that arrives has the text in work withdrawn, which is sent again."""
     engine.gate = asyncio.Semaphore(0)
     other = asyncio.create_task(warming._ask("/v1/completions", {"prompt": "user 1"}))
-    await until(lambda: len(engine.asked) == 1)
+    await until_async(lambda: len(engine.asked) == 1)
     job = warming.begin(request("text"), "a")
     for _ in range(20):
         await asyncio.sleep(0)
     assert len(engine.asked) == 1, "sent beside another request"
     engine.gate.release()
     await other
-    await until(lambda: engine.asked[-1] == ("a", "text"))
+    await until_async(lambda: engine.asked[-1] == ("a", "text"))
     other = asyncio.create_task(warming._ask("/v1/completions", {"prompt": "user 2"}))
-    await until(lambda: engine.withdrawn == ["text"])
-    await until(lambda: engine.admission.in_flight == 1)
+    await until_async(lambda: engine.withdrawn == ["text"])
+    await until_async(lambda: engine.admission.in_flight == 1)
     assert engine.asked[-1][1] == "user 2" and not job.is_over
     engine.gate.release()
     await other
-    await until(lambda: engine.asked[-1] == ("a", "text"))
+    await until_async(lambda: engine.asked[-1] == ("a", "text"))
     engine.gate.release()
     assert (await ended(job)).done.texts == 1
 
@@ -181,7 +181,7 @@ async def test_a_cancelled_warm_up_ends(engine: Engine, warming: Warming) -> Non
     """Its text is withdrawn, and the next one has its turn; so is one that waits."""
     engine.gate = asyncio.Semaphore(0)
     first, second, third = (warming.begin(request(name), "a") for name in ("one", "two", "three"))
-    await until(lambda: engine.asked == [("a", "one")])
+    await until_async(lambda: engine.asked == [("a", "one")])
     await warming.cancel(second)
     await warming.cancel(first)
     assert first.state == second.state == "cancelled" and engine.withdrawn == ["one"]
@@ -213,7 +213,7 @@ async def test_an_invalidated_text_is_not_sent(
     texts = [{"prompt": "one", "tags": ["manual@1", "old"], "session": "s"}, {"prompt": "two", "tags": ["manual"]}]
     texts += [{"prompt": "three", "session": "s"}, {"prompt": "four"}]
     job = warming.begin(WarmRequest.model_validate({"texts": texts}), "a")
-    await until(lambda: len(engine.asked) == 1)
+    await until_async(lambda: len(engine.asked) == 1)
     is_taken = (
         "one" not in left and command.get("tenant") != "b" and "adapter" not in command and "tokens" not in command
     )
@@ -262,7 +262,7 @@ async def test_a_server_that_stops_does_not_wait_for_texts(engine: Engine, warmi
     """The text in work is withdrawn, so that draining ends."""
     engine.gate = asyncio.Semaphore(0)
     job = warming.begin(request("text", "more"), "a")
-    await until(lambda: len(engine.asked) == 1)
+    await until_async(lambda: len(engine.asked) == 1)
     engine.admission.drain()
     await engine.admission.drained(within_s=60)
     assert (await ended(job)).state == "failed" and job.reason == "the server stops"
@@ -346,7 +346,7 @@ def refused(warming: Warming, asked: WarmRequest, owner: str = "a") -> None:
 
 
 async def until_asked(engine: Engine, count: int) -> None:
-    await until(lambda: len(engine.asked) == count)
+    await until_async(lambda: len(engine.asked) == count)
 
 
 def tracemalloc_peak(act: Callable[[], object]) -> int:
@@ -370,7 +370,7 @@ async def test_a_large_warm_up_leaves_room_for_other_tenants(engine: Engine, tex
     first = made.begin(request(*["x" * (most // texts - 2048)] * texts), "a")
     refused(made, request("x" * (1 << 20)))
     second = made.begin(request("y" * 100, "z" * (MAX_HELD_CHARS // 8)), "b")
-    await until(lambda: len(engine.asked) == 1)
+    await until_async(lambda: len(engine.asked) == 1)
     if texts > 1:
         held = made._held.used
         for count in range(2, 6):

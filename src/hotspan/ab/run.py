@@ -22,8 +22,8 @@ from hotspan.ab.servers import Serving, beside
 from hotspan.ab.settings import AbSettings
 from hotspan.ab.statistics import POWER, needed_items, share
 from hotspan.bench.client import OpenAIClient
+from hotspan.bench.failures import first_lines
 from hotspan.bench.machine import machine_facts
-from hotspan.bench.records import first_lines
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError
 from hotspan.core.redaction import redacted, redacted_text

@@ -20,8 +20,8 @@ from hotspan.ab.schedule import Phase, Visit
 from hotspan.ab.servers import Serving
 from hotspan.ab.settings import AbSettings
 from hotspan.ab.statistics import items_to_pass, share
+from hotspan.bench.failures import first_lines
 from hotspan.bench.machine import machine_facts
-from hotspan.bench.records import first_lines
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.redaction import redacted_text
 

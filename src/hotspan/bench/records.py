@@ -382,17 +382,6 @@ class BenchResult:
             raise ConfigError(f"{path} can't be read as a benchmark result: {error}") from error
 
 
-def failures(rounds: Iterable[RoundResult], limit: int = 5) -> list[str]:
-    """One line for each of the first failed requests."""
-    lines = [f"{record.request_id}: {record.error}" for r in rounds for record in r.records if not record.successful]
-    return first_lines(lines, limit)
-
-
-def first_lines(lines: list[str], limit: int) -> list[str]:
-    """The first of some lines, and how many there are more."""
-    return lines[:limit] + ([f"... and {len(lines) - limit} more"] if len(lines) > limit else [])
-
-
 def tiers_of(rounds: Iterable[RoundResult]) -> list[str]:
     """The tiers that any round names, the nearest to the engine first.
 

@@ -23,6 +23,7 @@ from hotspan.bench.compare import (
     total_s,
     ttft_s,
 )
+from hotspan.bench.failures import failures
 from hotspan.bench.page import Card, card_section, facts, folded, plot_section, section, table_section, write_page
 from hotspan.bench.records import (
     TIMED_ROUNDS,
@@ -30,7 +31,6 @@ from hotspan.bench.records import (
     RoundName,
     RoundResult,
     RoundSummary,
-    failures,
     tiers_of,
 )
 from hotspan.bench.tables import NO_VALUE, Cell, Group, Table

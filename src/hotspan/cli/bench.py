@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hotspan.bench.config import OPTIONS, BenchConfig, StorageBench, read_config_file, write_config_file
-from hotspan.bench.records import BenchResult, failures
+from hotspan.bench.failures import failures
+from hotspan.bench.records import BenchResult
 from hotspan.bench.workloads import WORKLOADS
 from hotspan.cli.options import givens_of, runs, takes
 from hotspan.cli.output import command_line, explained, print_json, print_written, stdout_console

@@ -160,9 +160,9 @@ def plan_modes(sizes: DemoSizes, kv_bytes_per_token: int, disk: Path) -> tuple[M
     request_bytes = sizes.request_tokens * kv_bytes_per_token
     # A chunk is stored once for all questions, but each question's own chunks are stored too; a quarter is for those
     # and for what a slab keeps beside the KV.
-    everything = _gib(1.25 * (sizes.documents + sizes.in_flight) * request_bytes)
-    in_flight = _gib((sizes.in_flight + 0.5) * request_bytes)
-    disk_arguments = ("--ram-gib", in_flight, "--disk", str(disk), "--disk-gib", _gib(2 * float(everything) * GIB))
+    everything = gib(1.25 * (sizes.documents + sizes.in_flight) * request_bytes)
+    in_flight = gib((sizes.in_flight + 0.5) * request_bytes)
+    disk_arguments = ("--ram-gib", in_flight, "--disk", str(disk), "--disk-gib", gib(2 * float(everything) * GIB))
     after_restart = (RoundName.PRE_WARM_UP, RoundName.QUERY, RoundName.CHECK)
     return (
         # Not checked: its own cache has dropped most of what the check asks for, and would compute it all once more.
@@ -199,6 +199,6 @@ def _blocks(tokens: float) -> int:
     return math.ceil(tokens / BLOCK_TOKENS)
 
 
-def _gib(size: float) -> str:
+def gib(size: float) -> str:
     """Bytes as GiB with three decimals, rounded up."""
     return f"{math.ceil(size / GIB * 1000) / 1000:.3f}"

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from hotspan.bench.compare import NamedRun
 from hotspan.bench.config import BenchConfig
-from hotspan.bench.records import failures
+from hotspan.bench.failures import failures
 from hotspan.bench.report import ReportContext, comparison_tables, write_report
 from hotspan.bench.runner import run_rounds
 from hotspan.bench.terminal import TerminalProgress
@@ -162,7 +162,7 @@ class _Demo:
                 server.stop()
         if result.query.summary.failed == result.query.summary.requests:
             raise EngineError(f"every request failed in mode {mode.name!r}; see {request.output / log}")
-        self.serve.setdefault(mode.name, _portable(arguments))
+        self.serve.setdefault(mode.name, portable(arguments))
         before = self.runs.get(mode.name)
         self.runs[mode.name] = (
             replace(before, results=(*before.results, result))
@@ -175,7 +175,7 @@ class _Demo:
         return DemoResult(request=self.request, model=self.model, runs=list(self.runs.values()), serve=self.serve)
 
 
-def _portable(arguments: tuple[str, ...]) -> list[str]:
+def portable(arguments: tuple[str, ...]) -> list[str]:
     """The server's arguments as they would be elsewhere: no port, and the name of the disk tier's directory only."""
     kept = list(arguments)
     at = kept.index("--port")

@@ -17,8 +17,7 @@ from hotspan.engine.blend.forward import EngineForward
 from hotspan.engine.blend.plan import Pace
 from hotspan.engine.blend.runs import Run
 from hotspan.engine.blend.steps import BlendSteps
-
-from ..rig import Rig, rig
+from kit.engine import Rig, rig
 
 PACE = Pace(0.0, 1.0, 0.0, 0.001)
 """So that what is planned does not depend on the machine's speed."""

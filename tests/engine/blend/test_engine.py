@@ -14,8 +14,8 @@ from hotspan.core.terms import Scope, tag_labels, tenant_label
 from hotspan.engine.blend import admission
 from hotspan.engine.blend.forward import EngineForward
 from hotspan.engine.blend.selftest import CanNotBlend, self_test
+from kit.engine import Rig
 
-from ..rig import Rig
 from .engine import WINDOW, Library, ask, blended_and_exact, blending, empty, forward, of
 
 ROUNDING = 2e-5

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from hotspan.engine.blend.runs import Run
+from kit.engine import Rig, rig
+from kit.families.make import make_family
+from kit.families.table import FAMILIES, Family
 
-from ..families.make import make_family
-from ..families.table import FAMILIES, Family
-from ..rig import Rig, rig
 from .engine import PACE, Library, ask, forward, of, settings
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]

@@ -10,8 +10,8 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from hotspan.engine.blend import admission
 from hotspan.tiers.slab import sweep_dead_slabs
+from kit.engine import Rig
 
-from ..rig import Rig
 from .engine import WINDOW, Blended, Library, ask, blending, of
 
 pytestmark = [

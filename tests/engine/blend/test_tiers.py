@@ -8,8 +8,8 @@ import torch
 
 from hotspan.core.terms import DEFAULT_TENANT, Scope, tag_labels, tenant_label
 from hotspan.engine.blend.agreement import LEAST
+from kit.engine import Rig
 
-from ..rig import Rig
 from ..test_encryption import keys_in
 from .engine import WINDOW, Library, ask, blending, of, worker
 

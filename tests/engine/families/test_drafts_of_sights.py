@@ -9,10 +9,9 @@ from PIL import Image
 from benchmarks.speculators import rota
 from hotspan.core.directives import Directives
 from hotspan.engine.requests import SERVER_DIRECTIVES
-from tests.engine.rig import SPECULATIVE, Answer, engine_alone, rig, sampling
+from kit.engine import SPECULATIVE, Answer, engine_alone, rig, sampling
+from kit.families.vision import make_seeing_target
 from tests.engine.test_speculative import accepted
-
-from .vision import make_seeing_target
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 

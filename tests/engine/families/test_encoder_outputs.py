@@ -14,9 +14,8 @@ from hotspan.config.settings import L2Settings
 from hotspan.core.directives import Directives
 from hotspan.engine.contract import ENGINE, TRIED_WITH
 from hotspan.engine.requests import SERVER_DIRECTIVES
-from tests.engine.rig import CHUNK, Rig, rig, sampling
-
-from .vision import SIGHTS, Sight, make_sight
+from kit.engine import CHUNK, Rig, rig, sampling
+from kit.families.vision import SIGHTS, Sight, make_sight
 
 pytestmark = [
     pytest.mark.engine,

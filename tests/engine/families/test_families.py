@@ -10,10 +10,9 @@ import pytest
 
 from hotspan.config.settings import L2Settings
 from kit.demo_adapter import LORA_RANK
-from tests.engine.rig import CHUNK, Rig, rig
-
-from .make import make_adapter, make_family
-from .table import FAMILIES, Family
+from kit.engine import CHUNK, Rig, rig
+from kit.families.make import make_adapter, make_family
+from kit.families.table import FAMILIES, Family
 
 pytestmark = pytest.mark.engine
 

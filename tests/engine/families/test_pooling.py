@@ -10,10 +10,9 @@ import pytest
 from hotspan.config.settings import CacheOptions
 from hotspan.core.errors import ConfigError
 from hotspan.engine.arguments import parse_engine_arguments, transfer_config, why_no_tiers
-from tests.engine.rig import rig
-
-from .make import make_family, save
-from .table import FAMILIES
+from kit.engine import rig
+from kit.families.make import make_family, save
+from kit.families.table import FAMILIES
 
 pytestmark = pytest.mark.engine
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from .table import FAMILIES
+from kit.families.table import FAMILIES
 
 DOCS = Path(__file__).parents[3] / "docs" / "compatibility.md"
 

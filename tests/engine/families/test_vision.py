@@ -19,9 +19,8 @@ from hotspan.config.settings import CacheOptions
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.types import CHUNK_TOKENS
 from hotspan.engine.guard import RequestGuard
+from kit.families.vision import SIGHTS, Sight, make_sight
 from tests.engine.test_media import TENANT, part
-
-from .vision import SIGHTS, Sight, make_sight
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 on_one_loop = pytest.mark.asyncio(loop_scope="module")

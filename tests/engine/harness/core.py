@@ -36,9 +36,9 @@ from hotspan.config.connector import transfer_config
 from hotspan.config.settings import CacheOptions, L2Settings
 from hotspan.core.clock import Clock
 from hotspan.engine import opening
+from kit.engine import CHUNK, HANG_S, Tiers, sampling
 from kit.simulated.memory_store import MemoryServer
 
-from ..rig import CHUNK, HANG_S, Tiers, sampling
 from .runner import KnownBytes
 
 BLOCK = 64

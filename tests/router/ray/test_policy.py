@@ -8,6 +8,7 @@ import pytest
 
 from hotspan.router.types import Ask
 from hotspan.testing.clock import SimulatedClock
+from kit.waiting import until_async
 
 pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'hotspan[ray]'")
 
@@ -17,7 +18,6 @@ from ray.serve.request_router import PendingRequest
 from hotspan.router.ray import policy as module
 from hotspan.router.ray.policy import ASKED, Asked, FleetRouter
 from hotspan.router.ray.reports import Kind, Report
-from tests.router.rig import until
 
 
 class Id(NamedTuple):
@@ -68,7 +68,7 @@ async def report(router: Any, asked: Asked, kind: Kind, replica: str) -> None:
     router.fleet.clock.advance(0.05)
     transport.sendto(bytes(Report(asked.assignment.number, kind, replica)))
     number = asked.assignment.number
-    await until(lambda: kind is Kind.FIRST or number not in router.tickets._open)
+    await until_async(lambda: kind is Kind.FIRST or number not in router.tickets._open)
     transport.close()
 
 

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from hotspan.router.ray.relay import Relay
 from hotspan.router.ray.reports import HEADER, Assignment, Kind, Report, parse_report
-from tests.router.rig import until
+from kit.waiting import until_async
 
 
 class Heard(asyncio.DatagramProtocol):
@@ -140,11 +140,11 @@ async def test_a_stream_goes_by(relay: Relay, behind: Behind, heard: tuple[Heard
     assert (await client.sent.get())["status"] == 200
     assert (await client.sent.get())["body"] == b"data: 1\n\n"
     begun = [Report(7, Kind.RECEIVED, "me"), Report(7, Kind.FIRST, "me")]
-    await until(lambda: protocol.reports == begun)
+    await until_async(lambda: protocol.reports == begun)
     assert relay.waiting.seconds == 0
     behind.go_on.set()
     await task
-    await until(lambda: protocol.reports == [*begun, Report(7, Kind.END, "me")])
+    await until_async(lambda: protocol.reports == [*begun, Report(7, Kind.END, "me")])
     [(path, headers, body)] = behind.got
     assert (path, body) == ("/v1/completions?a=1", b"{}")
     headers = {name.lower(): value for name, value in headers.items()}
@@ -176,7 +176,7 @@ async def test_heads_that_lead_elsewhere_are_refused(
     await client.run(relay)
     assert (await client.sent.get())["status"] == 400 and not behind.got
     if HEADER.encode() not in more:  # of two neither is believed
-        await until(lambda: protocol.reports == [Report(7, Kind.RECEIVED, "me"), Report(7, Kind.FAILED, "me")])
+        await until_async(lambda: protocol.reports == [Report(7, Kind.RECEIVED, "me"), Report(7, Kind.FAILED, "me")])
 
 
 async def test_answers_keep_their_status(relay: Relay, heard: tuple[Heard, int]) -> None:
@@ -186,7 +186,7 @@ async def test_answers_keep_their_status(relay: Relay, heard: tuple[Heard, int])
     await client.run(relay)
     head = await client.sent.get()
     assert head["status"] == 429 and (b"Retry-After", b"3") in head["headers"]
-    await until(lambda: protocol.reports[-1:] == [Report(7, Kind.END, "me")])
+    await until_async(lambda: protocol.reports[-1:] == [Report(7, Kind.END, "me")])
 
 
 async def test_a_client_that_hangs_up(relay: Relay, behind: Behind, heard: tuple[Heard, int]) -> None:
@@ -198,7 +198,7 @@ async def test_a_client_that_hangs_up(relay: Relay, behind: Behind, heard: tuple
     await client.sent.get()
     client.gone.set()
     await asyncio.wait_for(task, 60)
-    await until(lambda: protocol.reports[-1:] == [Report(7, Kind.FAILED, "me")])
+    await until_async(lambda: protocol.reports[-1:] == [Report(7, Kind.FAILED, "me")])
 
 
 async def test_an_answer_that_breaks_off(relay: Relay, heard: tuple[Heard, int]) -> None:
@@ -209,7 +209,7 @@ async def test_an_answer_that_breaks_off(relay: Relay, heard: tuple[Heard, int])
         await client.run(relay)
     sent = [client.sent.get_nowait() for _ in range(client.sent.qsize())]
     assert all(message.get("more_body", True) for message in sent)
-    await until(lambda: protocol.reports[-1:] == [Report(7, Kind.FAILED, "me")])
+    await until_async(lambda: protocol.reports[-1:] == [Report(7, Kind.FAILED, "me")])
 
 
 async def test_only_nodes_are_told(relay: Relay, behind: Behind, heard: tuple[Heard, int]) -> None:
@@ -220,7 +220,7 @@ async def test_only_nodes_are_told(relay: Relay, behind: Behind, heard: tuple[He
     await client.run(relay)
     assert (await client.sent.get())["status"] == 200
     await Client("/refuse", Assignment("127.0.0.1", port, 8, 2.0)).run(relay)
-    await until(lambda: Report(8, Kind.END, "me") in protocol.reports)
+    await until_async(lambda: Report(8, Kind.END, "me") in protocol.reports)
     assert {report.number for report in protocol.reports} == {8}
 
 

@@ -88,12 +88,6 @@ async def _served(app: Any, settings: HttpLimits | None, **place: Any) -> AsyncI
         await task
 
 
-async def until(condition: Any, seconds: float = 60.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 def post(body: Any, path: str = "/invocations") -> bytes:
     """A POST as bytes."""
     content = json.dumps(body).encode()

@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from kit.waiting import until_async
 from tests.bench.simulated import in_simulated_time
 from tests.server.test_principal import ADMIN_TOKEN
 
 from .fake_engine import FakeEngine
-from .serving import post, serving_a_file, until
+from .serving import post, serving_a_file
 from .test_gate import gated
 
 KEY_A, KEY_B, KEY_ADMIN = "key-a", "key-b", ADMIN_TOKEN
@@ -60,12 +61,12 @@ async def test_slow_uploads_of_one_tenant_stop_nobody_else() -> None:
     async with serving_a_file(app) as path:
         slow = signed(upload(b"POST /invocations HTTP/1.1\r\n", 900), KEY_A)
         async with uploads(path, 20, slow):
-            await until(lambda: bodies._held.used == 9900)
+            await until_async(lambda: bodies._held.used == 9900)
             full = signed(upload(b"POST /invocations HTTP/1.1\r\n", 200), KEY_A)
             assert await status(path, full) == 429
             assert await status(path, signed(post(BODY), KEY_B)) == 200
             assert await status(path, signed(post(BODY), KEY_ADMIN)) == 200
-        await until(lambda: bodies._held.used == 0)
+        await until_async(lambda: bodies._held.used == 0)
         assert await status(path, signed(post(BODY), KEY_A)) == 200
 
 
@@ -77,11 +78,11 @@ async def test_uploads_of_one_tenant_are_bounded_in_number() -> None:
     async with serving_a_file(app) as path:
         slow = signed(upload(b"POST /invocations HTTP/1.1\r\n", 1), KEY_A)
         async with uploads(path, 20, slow):
-            await until(lambda: bodies._uploads.used == 10)
+            await until_async(lambda: bodies._uploads.used == 10)
             assert await status(path, signed(post(BODY), KEY_A)) == 429
             assert await status(path, signed(post(BODY), KEY_B)) == 200
             assert await status(path, signed(post(BODY), KEY_ADMIN)) == 200
-        await until(lambda: bodies._uploads.used == 0)
+        await until_async(lambda: bodies._uploads.used == 0)
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,11 @@ import uvloop
 
 from hotspan.http.connections import HttpLimits, connection_class
 from hotspan.http.exchange import ClientGone, Exchange
+from kit.waiting import until_async
 from tests.bench.simulated import in_simulated_time, run_simulated
 from tests.operations import counted
 
-from .serving import serving_a_file, until
+from .serving import serving_a_file
 
 GET = b"GET / HTTP/1.1\r\nhost: h\r\n\r\n"
 HALF_A_BODY = b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 100\r\n\r\n{"
@@ -137,7 +138,7 @@ async def client_that_goes(size: int, *, is_early: bool) -> None:
             pass
         is_read.set()
         if is_early:
-            await until(lambda: receive.__self__.disconnected)
+            await until_async(lambda: receive.__self__.disconnected)
         with pytest.raises(ClientGone):
             async with exchange.watched(is_cancelled=True):
                 is_watched.set()
@@ -161,7 +162,7 @@ async def test_a_client_that_goes_after_its_answer_ends_nothing() -> None:
         await exchange.part()
         async with exchange.watched(is_cancelled=True):
             await exchange.respond(200, b"{}")
-        await until(lambda: receive.__self__.transport.is_closing())
+        await until_async(lambda: receive.__self__.transport.is_closing())
         is_closed.set()
 
     async with serving_a_file(app) as path, asyncio.timeout(60):

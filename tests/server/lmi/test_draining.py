@@ -14,10 +14,11 @@ import pytest
 import uvicorn
 
 from hotspan.http.serving import CUT_S, DrainingServer
+from kit.waiting import until_async
 from tests.bench.simulated import in_simulated_time
 
 from .fake_engine import FakeEngine
-from .serving import client, front, until
+from .serving import client, front
 from .test_life import ENDLESS
 
 _SERVER = """
@@ -119,7 +120,7 @@ async def test_a_stop_ends_in_time() -> None:
     loop = asyncio.get_running_loop()
     async with client(app) as http:
         asked = asyncio.create_task(http.post("/invocations", json={"inputs": "Say"}))
-        await until(lambda: engine.running == 1)
+        await until_async(lambda: engine.running == 1)
         began_s = loop.time()
         server._stop(signal.SIGTERM)
         assert server._draining is not None and not server.should_exit

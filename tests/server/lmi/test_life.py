@@ -15,10 +15,11 @@ from hotspan.server.admission import Admission
 from hotspan.server.exchange import AppExchange
 from hotspan.server.principal import Principal, asking
 from hotspan.testing.clock import SimulatedClock
+from kit.waiting import until_async
 from tests.bench.simulated import in_simulated_time
 
 from .fake_engine import FakeEngine, Step
-from .serving import client, front, invoke, post, rows, serving_a_file, split, sse, until
+from .serving import client, front, invoke, post, rows, serving_a_file, split, sse
 
 ENDLESS = (*[Step(((1, "a"),), "a")] * 100_000, Step((), "", "length"))
 
@@ -44,10 +45,10 @@ async def test_a_hang_up_aborts(body: Any, path: str) -> None:
         writer.write(post(body, path))
         if body.get("stream"):
             await reader.readuntil(b"\r\n\r\n")
-        await until(lambda: engine.running == 1)
+        await until_async(lambda: engine.running == 1)
         writer.close()
-        await until(lambda: engine.aborted == 1 and engine.running == 0, 0.5)
-        await until(lambda: app.admission.in_flight == 0, 0.5)
+        await until_async(lambda: engine.aborted == 1 and engine.running == 0, within_s=0.5)
+        await until_async(lambda: app.admission.in_flight == 0, within_s=0.5)
 
 
 @pytest.mark.parametrize("accept", [b"application/jsonlines", b"text/event-stream"])
@@ -68,11 +69,11 @@ async def test_a_slow_reader_slows_the_engine(accept: bytes) -> None:
     headers = [(b"content-type", b"application/json"), (b"accept", accept)]
     scope = {"type": "http", "method": "POST", "path": "/invocations", "headers": headers, "query_string": b""}
     task = asyncio.create_task(front(engine)(scope, inbox.get, slow_send))
-    await until(lambda: made > 50)
+    await until_async(lambda: made > 50)
     assert engine.running == 1 and engine.stepped <= made + 5
     inbox.put_nowait({"type": "http.disconnect"})
     await asyncio.wait_for(task, 5)
-    await until(lambda: engine.aborted == 1 and engine.running == 0)
+    await until_async(lambda: engine.aborted == 1 and engine.running == 0)
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/v1/completions"])
@@ -94,7 +95,7 @@ async def test_overdue_in_a_stream(body: Any) -> None:
     told = rows(answer) if "inputs" in body else [json.loads(event) for event in sse(answer)[:-1]]
     assert answer.status_code == 200 and len(told) > 2
     assert told[-1]["error"]["code"] == 504 and "predict_timeout" in told[-1]["error"]["message"]
-    await until(lambda: engine.aborted == 1 and engine.running == 0)
+    await until_async(lambda: engine.aborted == 1 and engine.running == 0)
 
 
 @pytest.mark.parametrize(("compat", "status"), [("none", 429), ("lmi", 503)])
@@ -105,14 +106,14 @@ async def test_a_full_queue(compat: str, status: int) -> None:
     app = front(engine, job_queue_size=2, compat=compat)
     async with client(app) as http:
         running = [asyncio.create_task(http.post("/invocations", json={"inputs": "Say"})) for _ in range(2)]
-        await until(lambda: engine.running == 2)
+        await until_async(lambda: engine.running == 2)
         refused = await http.post("/invocations", json={"inputs": "Say"})
         assert refused.status_code == refused.json()["error"]["code"] == status
         assert 1 <= int(refused.headers["retry-after"]) <= 60
         assert (await http.get("/ping")).status_code == (await http.get("/health")).status_code == 200
         for task in running:
             task.cancel()
-        await until(lambda: app.admission.in_flight == 0)
+        await until_async(lambda: app.admission.in_flight == 0)
         engine.steps, engine.delay_s = engine.steps[-1:], 0
         assert (await http.post("/invocations", json={"inputs": "Say"})).status_code == 200
 
@@ -138,10 +139,10 @@ async def test_no_principal_takes_every_place() -> None:
             return asyncio.create_task(admission.run(exchange(), lambda body: work()))
 
     noisy = [ask("noisy") for _ in range(20)]
-    await until(lambda: sum(task.done() for task in noisy) == 14)
+    await until_async(lambda: sum(task.done() for task in noisy) == 14)
     assert {task.exception().status for task in noisy if task.done()} == {429}  # type: ignore[union-attr]
     quiet = ask("quiet")
-    await until(lambda: admission.in_flight == 7)
+    await until_async(lambda: admission.in_flight == 7)
     assert not quiet.done()
     ending.set()
     await asyncio.gather(quiet, *(task for task in noisy if not task.done()))
@@ -179,10 +180,10 @@ async def test_drain() -> None:
     body = {"inputs": "Say", "stream": True}
     async with client(app) as http:
         short = asyncio.create_task(http.post("/invocations", json=body))
-        await until(lambda: engine.running == 1)
+        await until_async(lambda: engine.running == 1)
         engine.steps = ENDLESS
         long = asyncio.create_task(http.post("/invocations", json=body))
-        await until(lambda: engine.running == 2)
+        await until_async(lambda: engine.running == 2)
         app.admission.drain()
         new = await http.post("/v1/completions", json={"prompt": "Say"})
         assert new.status_code == 503 and new.headers["retry-after"] == "1"
@@ -256,11 +257,11 @@ async def test_all_bodies_together() -> None:
     app = front(engine, held_bytes=1000)
     async with client(app) as http:
         held = asyncio.create_task(http.post("/invocations", json={"inputs": "a" * 700}))
-        await until(lambda: engine.running == 1)
+        await until_async(lambda: engine.running == 1)
         refused = await http.post("/invocations", json={"inputs": "a" * 700})
         assert refused.status_code == 429 and "try again" in refused.json()["error"]["message"]
         held.cancel()
-        await until(lambda: engine.running == 0)
+        await until_async(lambda: engine.running == 0)
         engine.steps = engine.steps[-1:]
         assert (await http.post("/invocations", json={"inputs": "a" * 700})).status_code == 200
 
@@ -288,9 +289,9 @@ async def test_a_body_that_never_ends_for_its_client_is_gone() -> None:
     async with serving_a_file(app) as path:
         _, writer = await asyncio.open_unix_connection(path)
         writer.write(HEAD + b"content-length: 500\r\n\r\n{")
-        await until(lambda: app.admission._bodies._held.used == 1)
+        await until_async(lambda: app.admission._bodies._held.used == 1)
         writer.close()
-        await until(lambda: app.admission._bodies._held.used == 0, 0.5)
+        await until_async(lambda: app.admission._bodies._held.used == 0, within_s=0.5)
         assert not engine.seen
 
 

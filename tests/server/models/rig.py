@@ -19,7 +19,8 @@ from hotspan.server.models.front import StoreFront
 from hotspan.server.models.served import ChildCommand, ModelState, ServedModel
 from hotspan.server.policy import Gate, access_table
 from hotspan.server.principal import Credentials, Link
-from tests.server.lmi.serving import serving, split, until
+from kit.waiting import until_async
+from tests.server.lmi.serving import serving, split
 from tests.server.test_principal import known
 
 ROOT = Path(__file__).parents[3]
@@ -64,7 +65,7 @@ class Store:
         return await self.http.post(path, json=body)
 
     async def ready(self) -> None:
-        await until(lambda: all(model.state is ModelState.READY for model in self.models), 120)
+        await until_async(lambda: all(model.state is ModelState.READY for model in self.models), within_s=120)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from hotspan.core.errors import EngineError
 from hotspan.http.errors import MODEL, REFUSED
 from hotspan.server.models.served import ChildCommand, ModelState, Pauses, ServedModel
 from hotspan.server.principal import Link
-from tests.server.lmi.serving import until
+from kit.waiting import until_async
 
 from .rig import Store, served_by, store
 
@@ -22,7 +22,7 @@ async def died(running: Store, name: str) -> None:
     """It is gone, and does not come back before it is let go."""
     running.hold(name)
     assert (await running.ask(f"/predictions/{name}", do="die")).status_code == 503
-    await until(lambda: running[name].state is not ModelState.READY)
+    await until_async(lambda: running[name].state is not ModelState.READY)
 
 
 async def test_a_dead_model_comes_back_and_the_others_go_on() -> None:
@@ -48,7 +48,7 @@ async def test_a_stalled_model_alone_is_ill(monkeypatch: pytest.MonkeyPatch) -> 
     async with store("alpha", "beta") as running:
         stalled = running.book_file.with_name("alpha.stalled")
         stalled.touch()
-        await until(lambda: running["alpha"].state is ModelState.STALLED)
+        await until_async(lambda: running["alpha"].state is ModelState.STALLED)
         ill = await running.ask("/predictions/alpha")
         assert ill.status_code == 503 and ill.headers["retry-after"] and ill.headers[REFUSED] == MODEL
         assert "no steps" in ill.json()["error"]["message"]
@@ -56,11 +56,11 @@ async def test_a_stalled_model_alone_is_ill(monkeypatch: pytest.MonkeyPatch) -> 
         ping = await running.http.get("/ping")
         assert (ping.status_code, ping.json()["models"]) == (200, {"alpha": "Stalled", "beta": "Healthy"})
         running.book_file.with_name("beta.stalled").touch()
-        await until(lambda: running["beta"].state is ModelState.STALLED)
+        await until_async(lambda: running["beta"].state is ModelState.STALLED)
         ping = await running.http.get("/ping")
         assert (ping.status_code, ping.json()["status"]) == (503, "Stalled")
         stalled.unlink()
-        await until(lambda: running["alpha"].state is ModelState.READY)
+        await until_async(lambda: running["alpha"].state is ModelState.READY)
         assert served_by([await running.ask("/predictions/alpha")]) == ["alpha"] and running["alpha"].starts == 1
 
 
@@ -71,9 +71,9 @@ async def test_a_model_whose_server_does_not_answer_is_stalled(monkeypatch: pyte
         process = running["alpha"]._process
         assert process is not None
         process.send_signal(signal.SIGSTOP)
-        await until(lambda: running["alpha"].state is ModelState.STALLED)
+        await until_async(lambda: running["alpha"].state is ModelState.STALLED)
         process.send_signal(signal.SIGCONT)
-        await until(lambda: running["alpha"].state is ModelState.READY)
+        await until_async(lambda: running["alpha"].state is ModelState.READY)
 
 
 async def test_a_model_that_can_not_be_started_again_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,9 +90,9 @@ async def test_a_model_that_can_not_be_started_again_is_tried_again(monkeypatch:
 
         monkeypatch.setattr(asyncio, "create_subprocess_exec", fails)
         assert (await running.ask("/predictions/alpha", do="die")).status_code == 503
-        await until(lambda: failures == 1)
+        await until_async(lambda: failures == 1)
         assert served_by([await running.ask("/predictions/beta")]) == ["beta"]
-        await until(lambda: failures == 2)
+        await until_async(lambda: failures == 2)
         await running.ready()
         assert served_by([await running.ask("/predictions/alpha")]) == ["alpha"] and not running.keepers[0].done()
 
@@ -113,10 +113,10 @@ async def test_loading_is_said_and_one_at_a_time() -> None:
         early = await running.ask("/predictions/alpha")
         assert early.status_code == 503 and early.headers["retry-after"] == "5"
         assert (await running.http.get("/ping")).json()["status"] == "Loading"
-        await until(lambda: "alpha started" in running.book)
+        await until_async(lambda: "alpha started" in running.book)
         assert running["beta"].starts == 0
         running.let_go("alpha")
-        await until(lambda: running["alpha"].state is ModelState.READY)
+        await until_async(lambda: running["alpha"].state is ModelState.READY)
         assert running["beta"].state is ModelState.LOADING
         ping = await running.http.get("/ping")
         assert (ping.status_code, ping.json()["status"]) == (503, "Loading") and ping.headers["retry-after"]
@@ -129,7 +129,7 @@ async def test_loading_is_said_and_one_at_a_time() -> None:
 async def test_a_model_that_can_not_be_loaded_ends_the_store() -> None:
     """Its reason is the error, and names the model."""
     async with store("alpha", "beta", is_waited_for=False, FAKE_BROKEN="beta") as running:
-        await until(lambda: any(keeper.done() for keeper in running.keepers), 120)
+        await until_async(lambda: any(keeper.done() for keeper in running.keepers), within_s=120)
         with pytest.raises(EngineError, match="the model beta can't be served: beta has no weights"):
             await running.keepers[1]
 
@@ -137,7 +137,9 @@ async def test_a_model_that_can_not_be_loaded_ends_the_store() -> None:
 async def test_a_partial_store_serves_what_loads() -> None:
     """With --partial the others are served and /ping is healthy; the broken one is tried again and again."""
     async with store("alpha", "beta", is_partial=True, is_waited_for=False, FAKE_BROKEN="beta") as running:
-        await until(lambda: running["beta"].starts >= 2 and running["alpha"].state is ModelState.READY, 120)
+        await until_async(
+            lambda: running["beta"].starts >= 2 and running["alpha"].state is ModelState.READY, within_s=120
+        )
         ping = await running.http.get("/ping")
         assert ping.json() == {"status": "Healthy", "models": {"alpha": "Healthy", "beta": "Restarting"}}
         assert (await running.ask("/predictions/beta")).status_code == 503
@@ -146,7 +148,7 @@ async def test_a_partial_store_serves_what_loads() -> None:
 async def test_a_model_that_never_loads_is_given_up() -> None:
     """After the startup timeout its process is gone, and the error says what to raise."""
     async with store("alpha", is_waited_for=False, startup_timeout_s=1.0, FAKE_SLOW_S="600") as running:
-        await until(lambda: running["alpha"]._process)
+        await until_async(lambda: running["alpha"]._process)
         process = running["alpha"]._process
         with pytest.raises(EngineError, match="--startup-timeout-s"):
             await asyncio.wait_for(asyncio.shield(running.keepers[0]), 60)
@@ -184,10 +186,12 @@ async def test_a_model_is_told_to_stop_once(tmp_path: Path) -> None:
     pids: list[int] = []
     model.on_start = pids.append
     keeper = asyncio.create_task(model.keep(asyncio.Semaphore(1)))
-    await until(lambda: pids and book.exists(), 120)  # one that is given up while it is started is killed
+    await until_async(
+        lambda: pids and book.exists(), within_s=120
+    )  # one that is given up while it is started is killed
     keeper.cancel()
     await model.drain()
-    await until(book.read_text)
+    await until_async(book.read_text)
     await model.stop(10)
     assert book.read_text() == "told "
 

@@ -16,8 +16,8 @@ import httpx
 import psutil
 
 from kit.ports import free_port
+from kit.waiting import until_async
 from tests.certificates import make_certificate
-from tests.server.lmi.serving import until
 
 from .rig import ROOT, child_variables, served_by
 
@@ -39,7 +39,7 @@ class Process:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     async def ended(self, seconds: float) -> int:
-        await until(lambda: self.process.poll() is not None, seconds)
+        await until_async(lambda: self.process.poll() is not None, within_s=seconds)
         return self.process.wait()
 
 
@@ -66,7 +66,9 @@ async def process(
         async with httpx.AsyncClient(base_url=url, timeout=60, verify=verify) as http:
             running = Process(started, http, log, book)
             if is_waited_for:
-                await until(lambda: "hotspan is ready" in log.read_text() or started.poll() is not None, 120)
+                await until_async(
+                    lambda: "hotspan is ready" in log.read_text() or started.poll() is not None, within_s=120
+                )
                 assert started.poll() is None, log.read_text()
             yield running
     finally:
@@ -87,7 +89,7 @@ async def test_sigterm_lets_streams_end_and_leaves_nobody(tmp_path: Path) -> Non
             async for part in reply.aiter_text():
                 if not text:
                     running.process.send_signal(signal.SIGTERM)
-                    await until(lambda: "beta stopped" in running.book)
+                    await until_async(lambda: "beta stopped" in running.book)
                     late = await running.http.post("/predictions/alpha", json={})
                     ping = await running.http.get("/ping")
                     assert "alpha stopped" not in running.book
@@ -110,7 +112,7 @@ async def test_a_second_signal_cuts_off(tmp_path: Path) -> None:
                 parts = reply.aiter_raw()
                 await anext(parts)
                 running.process.send_signal(signal.SIGTERM)
-                await until(lambda: "beta stopped" in running.book)
+                await until_async(lambda: "beta stopped" in running.book)
                 began = time.monotonic()
                 running.process.send_signal(signal.SIGTERM)
                 async for _ in parts:
@@ -146,4 +148,4 @@ async def test_tls_turns_and_a_kill(tmp_path: Path) -> None:
         assert served_by(replies) == ["alpha", "beta"]
         children = running.children()
         os.kill(running.process.pid, signal.SIGKILL)
-        await until(lambda: psutil.wait_procs(children, 0)[1] == [], 60)
+        await until_async(lambda: psutil.wait_procs(children, 0)[1] == [], within_s=60)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.server.lmi.serving import post, until
+from kit.waiting import until_async
+from tests.server.lmi.serving import post
 
 from .fake_child import PART
 from .rig import store
@@ -32,8 +33,8 @@ async def test_hanging_up_ends_the_generation() -> None:
         async with running.http.stream("POST", "/predictions/alpha", json=body) as reply:
             await anext(reply.aiter_raw())
             assert running.front.admission.in_flight == 1
-        await until(lambda: "alpha stream aborted" in running.book)
-        await until(lambda: running.front.admission.in_flight == 0)
+        await until_async(lambda: "alpha stream aborted" in running.book)
+        await until_async(lambda: running.front.admission.in_flight == 0)
 
 
 async def test_a_client_that_does_not_read_holds_its_model_back() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from kit.demo_adapter import LORA_RANK, adapter_config
-
-from .table import Family
+from kit.families.table import Family
 
 _ADAPTED = ("q_proj", "v_proj", "o_proj")
 

@@ -11,9 +11,8 @@ from typing import Any, Final
 from safetensors import torch as torch_file
 
 from hotspan.demo.model import make_demo_model
-
-from .make import save
-from .table import HEADS, SIZES
+from kit.families.make import save
+from kit.families.table import HEADS, SIZES
 
 _BYTE_255: Final = "\u00ff"
 """Of a byte-level vocabulary: the name of a byte that no UTF-8 has."""

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 VOCABULARY: Final = 1024
-SIZES: Final = MappingProxyType(
+SIZES: Final[Mapping[str, Any]] = MappingProxyType(
     {
         "vocab_size": VOCABULARY,
         "hidden_size": 128,
@@ -24,7 +24,7 @@ SIZES: Final = MappingProxyType(
         "tie_word_embeddings": False,
     }
 )
-HEADS: Final = MappingProxyType({"head_dim": 32})
+HEADS: Final[Mapping[str, Any]] = MappingProxyType({"head_dim": 32})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Family:
         return self.name.lower().replace(" ", "-").replace(",", "")
 
 
-_MLA: Final = MappingProxyType(
+_MLA: Final[Mapping[str, Any]] = MappingProxyType(
     {
         "num_key_value_heads": 4,
         "moe_intermediate_size": 64,
@@ -80,10 +80,10 @@ _MLA: Final = MappingProxyType(
         "topk_group": 1,
     }
 )
-_DEEPSEEK3: Final = MappingProxyType(
+_DEEPSEEK3: Final[Mapping[str, Any]] = MappingProxyType(
     {**SIZES, **_MLA, "q_lora_rank": 64, "num_mtp_layers": 0, "topk_method": "noaux_tc"}
 )
-_LATENT: Final = MappingProxyType(
+_LATENT: Final[Mapping[str, Any]] = MappingProxyType(
     {
         "dtype": "bfloat16",
         "engine": {"block_size": None},  # the CPU build chooses both

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import xxhash
@@ -22,7 +23,7 @@ from hotspan.config.settings import CacheOptions
 CHUNK = 256
 HANG_S = 60.0
 
-SPECULATIVE = Path(__file__).parents[2] / "benchmarks" / "assets" / "speculative"
+SPECULATIVE = Path(__file__).parents[1] / "benchmarks" / "assets" / "speculative"
 """A small trained model and its trained draft heads (benchmarks/speculators.py)."""
 
 OPTIONS: dict[str, Any] = {
@@ -70,7 +71,8 @@ class Engine:
 
     def text(self, seed: int, tokens: int) -> list[int]:
         """`tokens` tokens of varied text."""
-        return self._encode(prose(seed, tokens))[:tokens]
+        found: list[int] = self._encode(prose(seed, tokens))[:tokens]
+        return found
 
     def ask(
         self, prompt: list[int], tokens: int = 8, *, salt: str | None = None, lora: Any = None, **directives: Any
@@ -273,11 +275,12 @@ def recorded() -> Iterator[Digests]:
                 digests.wrong += digests.stored.get(name, digest) != digest
         return moved
 
-    HotspanManager.prepare_store, HotspanManager.prepare_load, HostWorker._copy = store, load, copied
-    try:
+    with (
+        patch.object(HotspanManager, "prepare_store", store),
+        patch.object(HotspanManager, "prepare_load", load),
+        patch.object(HostWorker, "_copy", copied),
+    ):
         yield digests
-    finally:
-        HotspanManager.prepare_store, HotspanManager.prepare_load, HostWorker._copy = prepare_store, prepare_load, copy
 
 
 def prepare_environment() -> None:

@@ -1,0 +1,1 @@
+"""Small models of the families that hotspan is tried with, made on the spot."""
