@@ -252,8 +252,8 @@ class Refusal(Enum):
 def _no_route(scope: Scope) -> str:
     """What there is in place of a route that is not there."""
     return (
-        f"there is no {scope.get('method', 'websocket')} {scope['path']:.200} here. The routes depend on what the model "
-        "does (generate, embed, classify, transcribe): GET /openapi.json lists them"
+        f"there is no {scope.get('method', 'websocket')} {scope['path']:.200} here. The routes depend on what the "
+        "model does (generate, embed, classify, transcribe): GET /openapi.json lists them"
     )
 
 
