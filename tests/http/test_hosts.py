@@ -83,7 +83,7 @@ SERVED = {
     "server/run.py": "Entrance.gate",
     "server/models/run.py": "Entrance.gate",
     "server/loading.py": "503 without data",
-    "daemon/server.py": "the daemon's protocol has no keys and no pages (docs/threat-model.md)",
+    "daemon/server.py": "daemon/routes.py: Routes._check, at both ports",
     "daemon/unix_server.py": "no HTTP",
 }
 """Modules that serve HTTP, and who checks names there."""
