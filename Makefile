@@ -276,6 +276,8 @@ servers:
 helm: develop
 	@$(BIN)/python tests/deploy/install_helm.py
 
+# Tests start some hundreds of processes, each of which would compile what it imports.
+test test-slow: export PYTHONDONTWRITEBYTECODE :=
 test: develop  ## Everything that a change must pass
 	@$(MAKE) -j $(WORKERS) lint servers helm
 # tests/groups.py has what shares a server, and so a worker, and which tests begin first.

@@ -1,8 +1,13 @@
 """Which tests run in one worker of xdist: those of a module, or of a package that has one server; the longest first.
 
 It is `--dist loadscope` with these groups. (`--dist loadgroup` does nothing with pytest 9.2: xdist 3.8 can't rename.)
+
+A run of the tests with an engine, or without, does not import the modules that have none of these: each worker imports
+all modules, and what they import, before its first test.
 """
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +52,27 @@ def group(nodeid: str) -> str:
     path = nodeid.partition("::")[0]
     directory, _, module = path.rpartition("/")
     return directory if directory in PACKAGES and module not in PACKAGES[directory] else path
+
+
+HAS_ENGINE = re.compile(r"mark\.engine\b")
+ALL_HAVE_ENGINE = re.compile(r"^pytestmark = (\[.*)?pytest\.mark\.engine\b", re.MULTILINE)
+NEEDS_ENGINE = re.compile(r"(not )?\bengine\b")
+
+
+def is_left_out(path: Path, config: pytest.Config) -> bool:
+    """Whether a module has no test that the run's expression of marks selects; False if that is not sure."""
+    asked = NEEDS_ENGINE.findall(config.option.markexpr)
+    if len(asked) != 1 or " or " in config.option.markexpr or "not (" in config.option.markexpr:
+        return False
+    text = path.read_text()
+    return bool(ALL_HAVE_ENGINE.search(text)) if asked[0] else not HAS_ENGINE.search(text)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out modules in a run of all tests; one that was named is collected."""
+    is_module = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    return True if is_module and is_whole and is_left_out(collection_path, config) else None
 
 
 class Scheduling(LoadScopeScheduling):
