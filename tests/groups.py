@@ -30,6 +30,10 @@ LONGEST_FIRST = (
     "tests/simulate/test_simulation.py",
     "tests/server/test_refusals.py",
     "tests/test_tree.py",
+    "tests/proofs/test_load.py",
+    "tests/daemon/test_disk.py",
+    "tests/metrics/test_every_metric_moves.py",
+    "tests/demo/test_killed.py",
     # With engines, in a run of their own:
     "tests/router/ray/test_cluster.py",
     "tests/server/test_replicas.py",
@@ -39,10 +43,20 @@ LONGEST_FIRST = (
     "tests/server/test_serve.py",
     "tests/server/test_admin.py",
     "tests/server/models/test_engine.py",
+    "tests/server/test_stalled.py",
+    "tests/engine/test_identity.py",
+    "tests/engine/families/test_families.py",
+    "tests/engine/test_weights_engine.py",
+    "tests/engine/test_speculative.py",
+    "tests/server/contract/test_unexpected.py",
     "tests/server/contract/test_strict.py",
     "tests/server/contract/test_auto.py",
     "tests/server/contract/test_embeddings.py",
     "tests/engine/test_tensor_parallel.py",
+    "tests/engine/test_simulator.py",
+    "tests/engine/test_media.py",
+    "tests/engine/test_layouts.py",
+    "tests/engine/test_adapters.py",
 )
 """What begins last is what the other workers wait for at the end."""
 
@@ -94,7 +108,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling |
     return Scheduling(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
+def check_marks(items: list[pytest.Item]) -> None:
+    """Raise UsageError for a module that would be left out of a run with engines although one of its tests has one."""
+    marked = {item.path for item in items if item.get_closest_marker("engine")}
+    for path in sorted(marked):
+        if not HAS_ENGINE.search(path.read_text()):
+            raise pytest.UsageError(f"{path} has tests with an engine: say so there, with pytest.mark.engine")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest groups first; with --no-loadscope-reorder workers take them in this order."""
+    check_marks(items)
     places = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(group(item.nodeid), len(places)))
