@@ -11,10 +11,10 @@ import pytest
 
 from hotspan.core.terms import Scope
 from hotspan.testing.chunks import aligned, chain
+from kit.ports import free_port
 from tests.daemon.rig import DaemonProcess
 from tests.l2.kit.races import PLAIN, SIZE, TAG, TAGGED, SteppedReplica
 from tests.l2.test_node import node_store
-from tests.ports import free_port
 
 pytestmark = pytest.mark.engine
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ports import free_port
+from kit.ports import free_port
 from tests.server.models.rig import ROOT, child_variables
 
 from .conftest import HTTP, House, routing, wait_for_router

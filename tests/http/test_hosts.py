@@ -85,6 +85,8 @@ SERVED = {
     "server/loading.py": "503 without data",
     "daemon/server.py": "daemon/routes.py: Routes._check, at both ports",
     "daemon/unix_server.py": "no HTTP",
+    "server/control.py": "a Unix socket, which no browser reaches",
+    "server/control_app.py": "the same",
 }
 """Modules that serve HTTP, and who checks names there."""
 
