@@ -276,13 +276,18 @@ servers:
 helm: develop
 	@$(BIN)/python tests/deploy/install_helm.py
 
+# Tests start some hundreds of processes, each of which would compile what it imports.
+test test-slow: export PYTHONDONTWRITEBYTECODE :=
 test: develop  ## Everything that a change must pass
-	@$(MAKE) -j $(WORKERS) lint servers helm
+	@$(MAKE) -j $(WORKERS) lint-style lint-layers servers helm
 # tests/groups.py has what shares a server, and so a worker, and which tests begin first.
-# Tests without an engine wait for disks, servers and deadlines more than those with one: a worker more fills that time.
-	$(SAY) "pytest (at most $(TEST_SECONDS) s)"
-	@$(BOUNDED) bash -c 'failed=0; \
-	  $(BIN)/python -m pytest -m "not slow and not engine" -n $$(($(WORKERS) + 1)) --dist loadscope --no-loadscope-reorder --durations=15 || failed=1; \
+# Tests without an engine wait for disks, servers and deadlines more than those with one: a worker more fills that time,
+# and so does mypy, which takes one core for minutes. They use schemathesis without its plugin.
+	$(SAY) "mypy and pytest (at most $(TEST_SECONDS) s)"
+	@$(BOUNDED) bash -c 'failed=0; types=$$(mktemp); trap "rm -f $$types" EXIT; \
+	  $(BIN)/mypy >$$types 2>&1 & mypy=$$!; \
+	  $(BIN)/python -m pytest -m "not slow and not engine" -p no:schemathesis -n $$(($(WORKERS) + 1)) --dist loadscope --no-loadscope-reorder --durations=15 || failed=1; \
+	  wait $$mypy || failed=1; cat $$types; \
 	  $(BIN)/python -m pytest -m "not slow and engine" -n $(WORKERS) --dist loadscope --no-loadscope-reorder --durations=15 || failed=1; exit $$failed'
 
 test-slow: develop  ## The tests that take minutes

@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.groups import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401
+from tests.bytecode import pytest_sessionstart  # noqa: F401
+from tests.groups import (  # noqa: F401
+    pytest_collection_modifyitems,
+    pytest_ignore_collect,
+    pytest_xdist_make_scheduler,
+)
 from tests.leftovers import (  # noqa: F401
     pytest_configure,
     pytest_runtest_protocol,

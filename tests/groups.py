@@ -1,8 +1,13 @@
 """Which tests run in one worker of xdist: those of a module, or of a package that has one server; the longest first.
 
 It is `--dist loadscope` with these groups. (`--dist loadgroup` does nothing with pytest 9.2: xdist 3.8 can't rename.)
+
+A run of the tests with an engine, or without, does not import the modules that have none of these: each worker imports
+all modules, and what they import, before its first test.
 """
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +30,10 @@ LONGEST_FIRST = (
     "tests/simulate/test_simulation.py",
     "tests/server/test_refusals.py",
     "tests/test_tree.py",
+    "tests/proofs/test_load.py",
+    "tests/daemon/test_disk.py",
+    "tests/metrics/test_every_metric_moves.py",
+    "tests/demo/test_killed.py",
     # With engines, in a run of their own:
     "tests/router/ray/test_cluster.py",
     "tests/server/test_replicas.py",
@@ -34,10 +43,20 @@ LONGEST_FIRST = (
     "tests/server/test_serve.py",
     "tests/server/test_admin.py",
     "tests/server/models/test_engine.py",
+    "tests/server/test_stalled.py",
+    "tests/engine/test_identity.py",
+    "tests/engine/families/test_families.py",
+    "tests/engine/test_weights_engine.py",
+    "tests/engine/test_speculative.py",
+    "tests/server/contract/test_unexpected.py",
     "tests/server/contract/test_strict.py",
     "tests/server/contract/test_auto.py",
     "tests/server/contract/test_embeddings.py",
     "tests/engine/test_tensor_parallel.py",
+    "tests/engine/test_simulator.py",
+    "tests/engine/test_media.py",
+    "tests/engine/test_layouts.py",
+    "tests/engine/test_adapters.py",
 )
 """What begins last is what the other workers wait for at the end."""
 
@@ -47,6 +66,27 @@ def group(nodeid: str) -> str:
     path = nodeid.partition("::")[0]
     directory, _, module = path.rpartition("/")
     return directory if directory in PACKAGES and module not in PACKAGES[directory] else path
+
+
+HAS_ENGINE = re.compile(r"mark\.engine\b")
+ALL_HAVE_ENGINE = re.compile(r"^pytestmark = (\[.*)?pytest\.mark\.engine\b", re.MULTILINE)
+NEEDS_ENGINE = re.compile(r"(not )?\bengine\b")
+
+
+def is_left_out(path: Path, config: pytest.Config) -> bool:
+    """Whether a module has no test that the run's expression of marks selects; False if that is not sure."""
+    asked = NEEDS_ENGINE.findall(config.option.markexpr)
+    if len(asked) != 1 or " or " in config.option.markexpr or "not (" in config.option.markexpr:
+        return False
+    text = path.read_text()
+    return bool(ALL_HAVE_ENGINE.search(text)) if asked[0] else not HAS_ENGINE.search(text)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out modules in a run of all tests; one that was named is collected."""
+    is_module = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    return True if is_module and is_whole and is_left_out(collection_path, config) else None
 
 
 class Scheduling(LoadScopeScheduling):
@@ -68,7 +108,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling |
     return Scheduling(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
+def check_marks(items: list[pytest.Item]) -> None:
+    """Raise UsageError for a module that would be left out of a run with engines although one of its tests has one."""
+    marked = {item.path for item in items if item.get_closest_marker("engine")}
+    for path in sorted(marked):
+        if not HAS_ENGINE.search(path.read_text()):
+            raise pytest.UsageError(f"{path} has tests with an engine: say so there, with pytest.mark.engine")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest groups first; with --no-loadscope-reorder workers take them in this order."""
+    check_marks(items)
     places = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(group(item.nodeid), len(places)))

@@ -1,6 +1,7 @@
 """One real house under attack: a server with two tenants, a disk, keys and a shared directory; a router; a daemon.
 
-The server's model sees, clients register adapters, and KV events are published with a key.
+The server's model sees, clients register adapters, and KV events are published with a key. The router has keys and
+tells what it expects to be cached.
 
 One start for the whole package: the attacks run one after the other against the same processes.
 """
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,18 +45,23 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class House:
-    """The processes under attack, and the files they keep. event_ports: of KV events, live and replayed."""
+    """The processes under attack, and the files they keep.
+
+    monitor_port: of the daemon, for monitors. event_ports: of KV events, live and replayed.
+    """
 
     server: Server
     router_port: int
     daemon: DaemonProcess
+    monitor_port: int
     directory: Path
     event_ports: tuple[int, int]
 
     @property
     def ports(self) -> dict[str, int]:
         """Each entry's port."""
-        return {"server": self.server.port, "router": self.router_port, "daemon": self.daemon.port}
+        ports = {"server": self.server.port, "router": self.router_port}
+        return ports | {"daemon": self.daemon.port, "monitor": self.monitor_port}
 
     @property
     def disk(self) -> Path:
@@ -126,33 +132,42 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     options += ("--l2", f"file://{directory / 'shared'}", "--l2-option", "capacity_gib=0.2")
     options += ("--admin-token-file", str(directory / "admin"), "--sessions-path", str(directory / "sessions"))
     environment = {"XDG_RUNTIME_DIR": str(directory / "run"), "VLLM_ENABLE_RESPONSES_API_STORE": "1"}
-    daemon = DaemonProcess()
+    monitor_port = free_port()
+    daemon = DaemonProcess(options=("--metrics-port", str(monitor_port)))
     with ExitStack() as stack:
         stack.callback(daemon.close)
         server = stack.enter_context(
             serving(model, directory / "server.log", *options, ready=False, variables=environment)
         )
         daemon.start()
-        router_port = free_port()
-        command = ["route", "--replica", server.url, "--port", str(router_port), "--health-interval-s", "0.2"]
-        command += ["--api-keys-file", str(directory / "keys.txt"), "--admin-token-file", str(directory / "admin")]
-        with (directory / "router.log").open("wb") as log:
-            router = subprocess.Popen(
-                [sys.executable, "-m", "hotspan", *command],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=os.environ | environment,
-            )
-        stack.callback(router.wait, 60)
-        stack.callback(router.terminate)
+        keyed = ("--api-keys-file", str(directory / "keys.txt"), "--admin-token-file", str(directory / "admin"))
+        router_port = stack.enter_context(routing(server, directory / "router.log", *keyed, "--expose"))
         server.wait_until_ready()
-        _wait_for_router(router, router_port, directory / "router.log")
-        found = House(server, router_port, daemon, directory, event_ports)
+        wait_for_router(router_port, directory / "router.log")
+        found = House(server, router_port, daemon, monitor_port, directory, event_ports)
         yield found
         found.is_well()
 
 
-def _wait_for_router(router: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+@contextmanager
+def routing(server: Server, log: Path, *options: str) -> Iterator[int]:
+    """`hotspan route` in front of a server, on this port; it may not answer yet."""
+    port = free_port()
+    command = ["route", "--replica", server.url, "--port", str(port), "--health-interval-s", "0.2", *options]
+    environment = os.environ | {"XDG_RUNTIME_DIR": str(log.parent / "run")}
+    with log.open("wb") as output:
+        router = subprocess.Popen(
+            [sys.executable, "-m", "hotspan", *command], stdout=output, stderr=subprocess.STDOUT, env=environment
+        )
+    try:
+        yield port
+    finally:
+        router.terminate()
+        router.wait(60)
+
+
+def wait_for_router(port: int, log: Path) -> None:
+    """Until it answers. Raises: AssertionError if it does not."""
     deadline = time.monotonic() + 120
     while True:
         try:
@@ -160,7 +175,7 @@ def _wait_for_router(router: "subprocess.Popen[bytes]", port: int, log: Path) ->
                 return
         except httpx.TransportError:
             pass
-        assert router.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
+        assert time.monotonic() < deadline, log.read_text()[-3000:]
         time.sleep(0.1)
 
 

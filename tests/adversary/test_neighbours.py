@@ -29,7 +29,7 @@ def uploads(port: int, head: str, count: int = 40) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for _ in range(count):
             peer: socket.socket = stack.enter_context(connect(port))
-            peer.sendall(f"{head}Host: h\r\nContent-Length: {LARGEST}\r\n\r\n".encode())
+            peer.sendall(f"{head}Host: localhost\r\nContent-Length: {LARGEST}\r\n\r\n".encode())
             with contextlib.suppress(OSError):  # it may have been refused by now
                 peer.sendall(b" " * 65536)
         yield

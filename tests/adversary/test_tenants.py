@@ -5,7 +5,7 @@ import pytest
 
 from hotspan.bench.prose import prose
 
-from .conftest import KEYS, House
+from .conftest import HTTP, KEYS, House
 
 pytestmark = pytest.mark.engine
 
@@ -24,6 +24,29 @@ def test_another_tenants_text_is_computed_like_any_other(house: House) -> None:
     for salt in ("", "acme", "default", "0"):
         salted = {"cache_salt": salt} if salt else {}
         assert house.ask("globex", prose(9102, 200) + asked, **salted).cached == 0
+
+
+def expected(house: House, who: str, text: str, **more: object) -> int:
+    """Cached tokens that the router expects for a tenant's completion."""
+    asked = {"model": house.server.model, "prompt": text, "max_tokens": 1, **more}
+    headers = {"authorization": f"Bearer {KEYS[who]}"}
+    answer = HTTP.post(f"http://127.0.0.1:{house.router_port}/v1/completions", headers=headers, json=asked)
+    assert answer.status_code == 200, answer.text
+    return int(answer.headers["x-hotspan-cached-tokens"])
+
+
+@pytest.mark.parametrize("named", [{}, {"session_id": "of-a-chat"}, {"cache_salt": "of-a-team"}], ids=str)
+def test_the_router_tells_no_tenant_what_others_sent(house: House, named: dict[str, object]) -> None:
+    """`x-hotspan-cached-tokens` of a router with keys is for another's text what it is for one that nobody sent.
+
+    It tells a tenant of its own texts, also of one that another tenant has sent, too.
+    """
+    words = " ".join(map(str, named.values()))
+    sent, fresh = words + prose(9150, WORDS), words + prose(9151, WORDS)
+    assert expected(house, "acme", sent, **named) == 0
+    assert expected(house, "acme", sent, **named) > 256
+    assert expected(house, "globex", fresh, **named) == expected(house, "globex", sent, **named) == 0
+    assert expected(house, "globex", sent, **named) > 256 < expected(house, "acme", sent, **named)
 
 
 @pytest.mark.parametrize(

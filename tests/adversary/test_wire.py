@@ -9,7 +9,7 @@ pytestmark = pytest.mark.engine
 
 ENTRIES = ("server", "router", "daemon")
 KEY = f"X-Api-Key: {KEYS['acme']}\r\n".encode()
-NEXT = b"GET /health HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
+NEXT = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 """Sent behind what is ambiguous: who answers it has read the message before it in one of two ways."""
 
 TARGETS = (
@@ -43,7 +43,7 @@ def test_no_target_leads_to_another_host(well: House, entry: str, target: str) -
     with victim() as other:
         line = target.format(host=f"127.0.0.1:{other.port}")
         for method in ("GET", "POST", "DELETE"):
-            head = f"{method} {line} HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\nConnection: close\r\n".encode()
+            head = f"{method} {line} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n".encode()
             for answer in exchange(well.ports[entry], head + KEY + b"\r\n"):
                 assert b"secret" not in answer.body
                 assert 400 <= answer.status < 500 or "?" in line, (method, answer)
@@ -54,14 +54,14 @@ def test_no_target_leads_to_another_host(well: House, entry: str, target: str) -
 def test_connect_is_no_tunnel(well: House, entry: str) -> None:
     """CONNECT is refused."""
     with victim() as other:
-        line = f"CONNECT 127.0.0.1:{other.port} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
+        line = f"CONNECT 127.0.0.1:{other.port} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         assert all(answer.status >= 400 for answer in exchange(well.ports[entry], line.encode(), half_close=True))
         assert other.connections == 0
 
 
 def post(*headers: bytes, body: bytes = b"") -> bytes:
     """A request with a key and these headers."""
-    lines = [b"POST /v1/completions HTTP/1.1", b"Host: h", *headers, KEY.rstrip()]
+    lines = [b"POST /v1/completions HTTP/1.1", b"Host: localhost", *headers, KEY.rstrip()]
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
@@ -101,7 +101,9 @@ def test_credentials_that_come_twice_are_refused(well: House, entry: str, header
     """Two keys in one request name two tenants: neither counts, in either order."""
     first, second = (header.format(key=KEYS[name]).encode() for name in ("acme", "globex"))
     for one, other in ((first, second), (second, first)):
-        head = b"GET /v1/models HTTP/1.1\r\nHost: h\r\n" + one + b"\r\n" + other + b"\r\nConnection: close\r\n\r\n"
+        head = (
+            b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n" + one + b"\r\n" + other + b"\r\nConnection: close\r\n\r\n"
+        )
         (answer,) = exchange(well.ports[entry], head)
         assert answer.status == 400, answer
 
@@ -135,7 +137,9 @@ def test_a_folded_header_hides_nothing(well: House, entry: str) -> None:
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_pipelined_requests_are_answered_in_order(well: House, entry: str) -> None:
     """Requests sent at once are answered one by one, each its own: the refused one does not shift the others."""
-    asked = b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n" + b"GET /nowhere HTTP/1.1\r\nHost: h\r\n\r\n" + NEXT
+    asked = (
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" + b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n" + NEXT
+    )
     answers = exchange(well.ports[entry], asked)
     assert [answer.status == 200 for answer in answers] == [True, False, True]
 
@@ -146,7 +150,7 @@ def test_pipelined_requests_are_answered_in_order(well: House, entry: str) -> No
     [
         b"",
         b"GET",
-        b"GET /health HTTP/1.1\r\nHost: h\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n",
         post(b"Content-Length: 100", body=b"{"),
         post(b"Transfer-Encoding: chunked", body=b"5\r\n{"),
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
@@ -163,5 +167,5 @@ def test_half_a_message_holds_nobody_up(well: House, entry: str, sent: bytes) ->
 def test_a_head_has_a_size(well: House, entry: str) -> None:
     """Headers without end are cut off: one long line, and many short ones."""
     for flood in (b"X-A: " + b"a" * (1 << 20), b"".join(b"X-%d: a\r\n" % n for n in range(100_000))):
-        answers: list[Answer] = exchange(well.ports[entry], b"GET /health HTTP/1.1\r\nHost: h\r\n" + flood)
+        answers: list[Answer] = exchange(well.ports[entry], b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + flood)
         assert all(answer.status >= 400 for answer in answers), answers

@@ -87,6 +87,17 @@ def test_what_can_not_work_is_said(unstarted: DaemonProcess, options: tuple[str,
     assert not unstarted.segment.exists() and not unstarted.unix_socket.exists()
 
 
+def test_names_of_other_machines_are_refused_unless_they_are_given() -> None:
+    """A `Host` that is no name of this machine is 421, but for those of --allowed-host."""
+    with closing(DaemonProcess(options=("--allowed-host", "kv.example", "--allowed-host", "other.example"))) as daemon:
+        daemon.start()
+        for host, status in (("kv.example", 200), ("OTHER.example:9200", 200), ("evil.example", 421)):
+            connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=PATIENCE_S)
+            connection.request("GET", "/health", headers={"host": host})
+            assert connection.getresponse().status == status
+            connection.close()
+
+
 def test_other_machines_are_warned_of() -> None:
     """Listening on more than loopback says that nobody needs a key, and stats say so, too; the mode is as given."""
     daemon = DaemonProcess(options=("--host", "0.0.0.0", "--mode", "660"))

@@ -108,10 +108,10 @@ async def server() -> AsyncIterator[Server]:
 def put(name: str, size: int, *headers: str) -> bytes:
     """The head of a put."""
     more = "".join(f"{header}\r\n" for header in headers)
-    return f"PUT /v1/kv/b/{name} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n{more}\r\n".encode()
+    return f"PUT /v1/kv/b/{name} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n{more}\r\n".encode()
 
 
-HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -160,7 +160,7 @@ async def test_requests_that_come_at_once_are_answered_in_order(server: Server) 
     client, writer = await server.client(), await server.client()
     await writer.send(put("held", 10), b"12345")
     await until(lambda: server.pool.pinned_bytes > 0)
-    lease = b"POST /v1/kv/b/held/leases?timeout_ms=60000&ttl_s=30.0 HTTP/1.1\r\nHost: x\r\n\r\n"
+    lease = b"POST /v1/kv/b/held/leases?timeout_ms=60000&ttl_s=30.0 HTTP/1.1\r\nHost: localhost\r\n\r\n"
     await client.send(
         put("k", 5) + b"value" + put("k", 5) + b"again" + HEALTH + lease + HEALTH * 1000 + put("l", 1) + b"x"
     )
@@ -184,19 +184,19 @@ async def test_a_head_without_end_is_refused(server: Server) -> None:
     ("request_", "status"),
     [
         (b"nonsense\r\n\r\n", 400),
-        (b"PUT /v1/kv/b/k HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", 400),
-        (b"PUT /v1/kv/b/k HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n", 400),
+        (b"PUT /v1/kv/b/k HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", 400),
+        (b"PUT /v1/kv/b/k HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n", 400),
         (b"GET /v1/kv/b/k HTTP/1.1\r\nHost: a\r\nhost: b\r\n\r\n", 400),
         (b"GET /health HTTP/1.1\r\n\r\n", 400),
-        (b"GET /v1/kv/b/k HTTP/1.1\r\nHost: x\r\nAuthorization: a\r\nAuthorization: a\r\n\r\n", 400),
-        (b"GET *x HTTP/1.1\r\nHost: x\r\n\r\n", 400),
-        (b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n", 400),
-        (b"PUT /v1/kv/b/k HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999999\r\n\r\n", 400),
-        (b"PUT /v1/kv/b/k HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
-        (b"PUT /v1/kv/b/k HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", 411),
-        (b"PUT /v1/kv/b/k HTTP/1.1\r\nHost: x\r\n\r\n", 411),
-        (b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", 400),
-        (b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"GET /v1/kv/b/k HTTP/1.1\r\nHost: localhost\r\nAuthorization: a\r\nAuthorization: a\r\n\r\n", 400),
+        (b"GET *x HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (b"PUT /v1/kv/b/k HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999999999999\r\n\r\n", 400),
+        (b"PUT /v1/kv/b/k HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+        (b"PUT /v1/kv/b/k HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n", 411),
+        (b"PUT /v1/kv/b/k HTTP/1.1\r\nHost: localhost\r\n\r\n", 411),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", 400),
+        (b"CONNECT x:1 HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
         (b"GET /health\r\n\r\n", 505),
     ],
@@ -212,7 +212,7 @@ async def test_what_is_no_request_is_refused(server: Server, request_: bytes, st
 async def test_a_whole_url_is_its_path(server: Server) -> None:
     """A target with a host is answered as its path, whoever the host is (RFC 9112, 3.2.2)."""
     client = await server.client()
-    assert await client.ask(b"GET http://somewhere:1/health HTTP/1.1\r\nHost: x\r\n\r\n") == 200
+    assert await client.ask(b"GET http://somewhere:1/health HTTP/1.1\r\nHost: localhost\r\n\r\n") == 200
     await client.close()
 
 
@@ -241,7 +241,7 @@ async def test_a_refused_body_is_heard_of_by_who_sends_it(server: Server) -> Non
 async def test_a_body_where_none_belongs(server: Server) -> None:
     """Small ones are read and ignored, large ones refused."""
     client = await server.client()
-    head = b"POST /v1/leases/x/release HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+    head = b"POST /v1/leases/x/release HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
     assert await client.ask(head % 5 + b"12345") == 200
     assert await client.ask(head % MIB + bytes(MIB)) == 413
     assert await client.ask(HEALTH) == 200
@@ -250,7 +250,10 @@ async def test_a_body_where_none_belongs(server: Server) -> None:
 
 async def test_old_clients_and_polite_ones_are_hung_up_on(server: Server) -> None:
     """HTTP/1.0, or Connection: close, is answered and ended."""
-    for request in (b"GET /health HTTP/1.0\r\n\r\n", b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"):
+    for request in (
+        b"GET /health HTTP/1.0\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+    ):
         client = await server.client()
         assert await client.ask(request) == 200 and await client.ended()
         await client.close()
@@ -330,7 +333,7 @@ async def test_a_client_that_reads_nothing_is_not_read() -> None:
         asked = 0
         with contextlib.suppress(BlockingIOError):
             while asked < 10_000:
-                asked += deaf.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
+                asked += deaf.send(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
                 await asyncio.sleep(0)
         client = await server.client()
         assert await client.ask(HEALTH) == 200
@@ -348,7 +351,7 @@ async def test_pipelined_requests_are_bounded(server: Server) -> None:
     writer, client = await server.client(), await server.client()
     await writer.send(put("held", 10), b"12345")
     await until(lambda: server.pool.pinned_bytes > 0)
-    lease = b"POST /v1/kv/b/held/leases?timeout_ms=60000 HTTP/1.1\r\nHost: x\r\n\r\n"
+    lease = b"POST /v1/kv/b/held/leases?timeout_ms=60000 HTTP/1.1\r\nHost: localhost\r\n\r\n"
     await client.send(lease + HEALTH * (MAX_PIPELINED + 1))
     assert (await client.receive())[0] == 400 and await client.ended()
     await client.close()
@@ -389,7 +392,7 @@ async def test_a_client_that_leaves_while_it_is_held(server: Server) -> None:
     writer, client = await server.client(), await server.client()
     await writer.send(put("k", 10), b"12345")
     await until(lambda: server.pool.pinned_bytes > 0)
-    await client.send(b"POST /v1/kv/b/k/leases?timeout_ms=60000&ttl_s=30.0 HTTP/1.1\r\nHost: x\r\n\r\n")
+    await client.send(b"POST /v1/kv/b/k/leases?timeout_ms=60000&ttl_s=30.0 HTTP/1.1\r\nHost: localhost\r\n\r\n")
     writing = server.pool.writing(object_key("b", "k"))
     assert writing is not None
     await until(lambda: len(writing.on_end) > 0)

@@ -103,7 +103,7 @@ class TestPut:
         """A put says how long it is: without Content-Length, or with a broken one, it is 4xx."""
         for header in (b"", b"Content-Length: many\r\n", b"Content-Length: -1\r\n"):
             with raw(endpoint.port) as sock:
-                sock.sendall(b"PUT /v1/kv/lmcache/k HTTP/1.1\r\nHost: x\r\n" + header + b"\r\n")
+                sock.sendall(b"PUT /v1/kv/lmcache/k HTTP/1.1\r\nHost: localhost\r\n" + header + b"\r\n")
                 sock.shutdown(socket.SHUT_WR)
                 status = answer_on(sock)
                 assert status is not None and 400 <= status < 500
@@ -510,15 +510,17 @@ class TestBrokenRequests:
             b"nonsense\r\n\r\n",
             b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
             b"PUT /v1/kv/lmcache/k HTTP/9.9\r\nContent-Length: 1\r\n\r\nx",
-            b"PUT /v1/kv/lmcache/k HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\nx",
-            b"POST /v1/kv/lmcache/k/leases?timeout_ms=0 HTTP/1.1\r\nHost: x\r\nbroken header\r\n\r\n",
-            b"POST /v1/kv/lmcache/%zz/leases HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n",
-            b"POST /v1/kv/lmcache/%ff%fe/leases HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n",
-            b"POST /v1/kv/\xff\xfe/k/leases HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n",
-            b"POST /v1/kv/lmcache/" + b"k" * 100_000 + b"/leases HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n",
-            b"POST /v1/leases/x/release HTTP/1.1\r\nHost: x\r\n" + b"X-Y: z\r\n" * 20_000 + b"\r\n",
-            b"PUT /v1/kv/lmcache/k HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
-            b"PUT /v1/kv/lmcache/k HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+            b"PUT /v1/kv/lmcache/k HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999999999\r\n\r\nx",
+            b"POST /v1/kv/lmcache/k/leases?timeout_ms=0 HTTP/1.1\r\nHost: localhost\r\nbroken header\r\n\r\n",
+            b"POST /v1/kv/lmcache/%zz/leases HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n",
+            b"POST /v1/kv/lmcache/%ff%fe/leases HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n",
+            b"POST /v1/kv/\xff\xfe/k/leases HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n",
+            b"POST /v1/kv/lmcache/"
+            + b"k" * 100_000
+            + b"/leases HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n",
+            b"POST /v1/leases/x/release HTTP/1.1\r\nHost: localhost\r\n" + b"X-Y: z\r\n" * 20_000 + b"\r\n",
+            b"PUT /v1/kv/lmcache/k HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
+            b"PUT /v1/kv/lmcache/k HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         ],
         ids=range(13),
     )
@@ -560,13 +562,13 @@ class TestBrokenRequests:
 
 def put_head(client: Client, key: str, size: int) -> bytes:
     """The head of a put, for a test that writes the body itself."""
-    return f"PUT {client.path(key)} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode()
+    return f"PUT {client.path(key)} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n".encode()
 
 
 def lease_head(client: Client, key: str, timeout_ms: int) -> bytes:
     """A whole request for a lease."""
     target = f"{client.path(key)}/leases?timeout_ms={timeout_ms}&ttl_s=30.0"
-    return f"POST {target} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode()
+    return f"POST {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode()
 
 
 def readable(sock: socket.socket, seconds: float) -> bool:

@@ -83,8 +83,10 @@ SERVED = {
     "server/run.py": "Entrance.gate",
     "server/models/run.py": "Entrance.gate",
     "server/loading.py": "503 without data",
-    "daemon/server.py": "the daemon's protocol has no keys and no pages (docs/threat-model.md)",
+    "daemon/server.py": "daemon/routes.py: Routes._check, at both ports",
     "daemon/unix_server.py": "no HTTP",
+    "server/control.py": "a Unix socket, which no browser reaches",
+    "server/control_app.py": "the same",
 }
 """Modules that serve HTTP, and who checks names there."""
 

@@ -170,7 +170,7 @@ def test_simulate() -> None:
 def test_simulate_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a log, power losses bring back what was invalidated."""
     forget_nothing(monkeypatch)
-    assert not simulate.run(simulate.Options(seeds=100), silent).passed
+    assert any(simulate.run(simulate.Options(only=case), silent).failures for case in range(100))
 
 
 def test_simulations_follow_from_the_seed() -> None:

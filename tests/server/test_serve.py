@@ -14,6 +14,7 @@ import pytest
 
 from hotspan.bench.prose import prose
 from hotspan.tiers.slab import sweep_dead_slabs
+from tests.adversary.rebinding import Request, check_refusal
 
 from .conftest import Server, serving
 
@@ -81,6 +82,13 @@ def test_openai_routes(client: openai.OpenAI, server: Server) -> None:
     parts = list(stream)
     assert sum(bool(part.choices) for part in parts) >= 5
     assert parts[-1].usage and parts[-1].usage.completion_tokens == 5
+
+
+def test_a_page_that_leads_its_name_here_asks_nothing(server: Server) -> None:
+    """Where nobody needs a key, a foreign `Host` is 421 on every route; this machine's names are served as ever."""
+    body = json.dumps({"model": server.model, "prompt": "hello", "max_tokens": 1}).encode()
+    reset = Request("POST", "/hotspan/cache/invalidate", b"{}")
+    check_refusal(server.port, Request("POST", "/v1/completions", body), reset, Request("GET", "/hotspan/cache"))
 
 
 def test_sagemaker_routes(server: Server) -> None:

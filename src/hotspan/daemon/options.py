@@ -3,7 +3,7 @@
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 
-from hotspan.config.kinds import GIB, OCTAL
+from hotspan.config.kinds import GIB, OCTAL, TEXTS
 from hotspan.config.options import option
 from hotspan.core.errors import ConfigError
 
@@ -20,6 +20,12 @@ class DaemonOptions:
     size_gib: float = option(MISSING, "Size of the cache, in GiB of /dev/shm.", kind=GIB)
     host: str = option("127.0.0.1", "Address to listen on. The protocol has no authentication.")
     port: int = option(9200, "Port to listen on; 0 takes a free one.")
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "Host name that HTTP requests may use, besides this machine's. May be repeated. *: any.",
+        name="allowed_host",
+        kind=TEXTS,
+    )
     shared_memory_name: str = option("ai_toolkit_cache", "Name of the shared memory; clients need the same one.")
     mode: int = option(0o600, "Permissions of the shared memory and the local socket, in octal.", kind=OCTAL)
     max_lease_s: float = option(600.0, "Maximum duration of a lease, in seconds; longer ones are refused.")

@@ -19,6 +19,7 @@ from hotspan.http.bodies import read_into, read_parts
 from hotspan.http.connections import HttpLimits
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import JSON, Exchange, Receive, Scope, Send
+from hotspan.http.hosts import Hosts
 from hotspan.l2.options import OWN_BUCKET
 
 ROUTES = {
@@ -101,6 +102,7 @@ class Routes:
     socket: path of the Unix server's socket, for those who ask.
     stats: the figures of /v1/stats. metrics: the page of /metrics.
     is_durable: of a daemon with a disk: whether what was taken back until now stays so after a crash.
+    hosts: names that requests may ask by, since nobody needs a key; None is this machine's.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class Routes:
         metrics: Callable[[], bytes],
         is_durable: Callable[[], Awaitable[bool]] | None = None,
         limits: HttpLimits | None = None,
+        hosts: Hosts | None = None,
     ) -> None:
         self._pool = pool
         self._epoch = epoch.hex()
@@ -120,24 +123,34 @@ class Routes:
         self._metrics = metrics
         self._is_durable = is_durable
         self._limits = limits or HttpLimits()
+        self._hosts = hosts or Hosts()
         self._lease_id = re.compile(rf"{self._epoch}-([0-9a-f]{{1,16}})")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         exchange = DaemonExchange(scope, receive, send)
         async with exchange.answered("daemon"):
-            _check(exchange)
+            self._check(exchange)
             await self._answer(exchange)
 
     async def monitor(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The same at a port for monitors: figures and health, and nothing of what is cached."""
         exchange = DaemonExchange(scope, receive, send)
         async with exchange.answered("daemon"):
-            _check(exchange)
+            self._check(exchange)
             if exchange.method == "GET" and exchange.raw_path in (b"/metrics", b"/health"):
                 await self._answer(exchange)
             else:
                 await self._after_body(exchange, _error(404, "this port has /metrics and /health"))
+
+    def _check(self, exchange: Exchange) -> None:
+        """Raise HttpError for a head that could be read in two ways, is not HTTP/1's, or has a foreign host."""
+        if exchange.scope["http_version"] not in ("1.0", "1.1"):
+            raise HttpError(505, "send HTTP/1.1")
+        if "upgrade" in exchange.headers:
+            raise HttpError(400, "there is no other protocol here: send no Upgrade")
+        exchange.check()
+        self._hosts.check(exchange.headers.get("host", ""))
 
     async def _answer(self, exchange: Exchange) -> None:
         try:
@@ -252,15 +265,6 @@ class Routes:
         if self._is_durable is not None and not await self._is_durable():
             return _error(503, "it is gone, but the disk does not confirm that it stays so")
         return _json(200, {}) if is_deleted else _error(404, "there is no such object")
-
-
-def _check(exchange: Exchange) -> None:
-    """Raise HttpError for a head that could be read in two ways, or is not HTTP/1's."""
-    if exchange.scope["http_version"] not in ("1.0", "1.1"):
-        raise HttpError(505, "send HTTP/1.1")
-    if "upgrade" in exchange.headers:
-        raise HttpError(400, "there is no other protocol here: send no Upgrade")
-    exchange.check()
 
 
 def _length(exchange: Exchange) -> int | None:

@@ -28,6 +28,7 @@ from hotspan.daemon.routes import Routes
 from hotspan.daemon.segment import HEADER_BYTES, NameWatch, SharedSegment
 from hotspan.daemon.unix_server import UnixServer
 from hotspan.http.connections import HttpLimits, raise_file_limit
+from hotspan.http.hosts import Hosts
 from hotspan.http.serving import BACKLOG, address_errors, bind, listen
 from hotspan.l2.log import SharedInvalidationLog
 from hotspan.tiers.files import Files
@@ -138,7 +139,8 @@ class Daemon:
         disk_counts = self._disk.counts if self._disk is not None else DiskCounts()
         figures = DaemonFigures(self._pool.counts, disk_counts, self._gauges, lambda: segment.restored)
         epoch = secrets.token_bytes(8)
-        self._routes = Routes(self._pool, epoch, str(path), figures.stats, figures.page, is_durable, _LIMITS)
+        hosts = Hosts((options.host, *options.allowed_hosts))
+        self._routes = Routes(self._pool, epoch, str(path), figures.stats, figures.page, is_durable, _LIMITS, hosts)
 
     async def listen(self, listener: socket.socket, monitors: socket.socket | None) -> list[asyncio.Server]:
         """Answer clients from now on; `monitors` only gets figures and health."""
