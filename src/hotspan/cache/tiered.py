@@ -83,6 +83,7 @@ class TieredCache:
         self._waits = Waits(self.ram, self._lower, self.stats, self._clock, patience_s, cost, pace)
         self.prefetches = Prefetches(self.ram, self._lower, self._waits, self.stats, self._clock, pace)
         self._loading = self._storing = 0
+        self._unplaced: list[Chunk] = []  # placed by a call that raised: nobody copies them
 
     # -- look up ---------------------------------------------------------------------------------------------------
 
@@ -154,9 +155,9 @@ class TieredCache:
 
     def release(self, reader: Reader) -> None:
         """The reader was scheduled, finished or gave up: what it held may go."""
-        for entry in reader.pins.values():
+        while reader.pins:
+            _, entry = reader.pins.popitem()
             entry.pins -= 1
-        reader.pins.clear()
         self._waits.release(reader)
 
     def join(self, chunks: Iterable[Chunk], reader: Reader) -> None:
@@ -192,7 +193,7 @@ class TieredCache:
     # -- load ------------------------------------------------------------------------------------------------------
 
     def begin_load(self, keys: Sequence[ChunkKey], reader: Reader) -> list[int]:
-        """The slots of chunks that were HIT for this reader; they stay until `end_load`.
+        """The slots of chunks that were HIT for this reader; they stay until `end_load`. If it raises, none does.
 
         Raises: KeyError if one is not in RAM (a bug of the caller: HIT is said of RAM only).
         """
@@ -202,21 +203,32 @@ class TieredCache:
         for entry in entries:
             entry.pins += 1
             entry.loads += 1
+        try:
+            self._touch(keys)
+            self.prefetches.used(keys)
+            self.release(reader)
+        except BaseException:
+            for entry in entries:
+                entry.pins -= 1
+                entry.loads -= 1
+            raise
         self._loading += len(keys)
-        self._touch(keys)
-        self.prefetches.used(keys)
-        self.release(reader)
         return [entry.slot for entry in entries]
 
     def end_load(self, keys: Iterable[ChunkKey]) -> None:
-        """The engine has its copies."""
+        """The engine has its copies. If it raises, the chunk that it has come to is as it was, and may be ended again."""
         for key in keys:
             entry = self.ram.copied(key)
             if entry is not None and entry.loads > 0:
                 entry.pins -= 1
                 entry.loads -= 1
+                try:
+                    self.ram.let_go(entry)
+                except BaseException:
+                    entry.pins += 1
+                    entry.loads += 1
+                    raise
                 self._loading -= 1
-                self.ram.let_go(entry)
 
     # -- store -----------------------------------------------------------------------------------------------------
 
@@ -241,53 +253,73 @@ class TieredCache:
         return placements
 
     def _place(self, chunks: Sequence[Chunk], reader: Reader) -> tuple[list[Placement], int]:
-        """Slots for what is to be stored, and how many chunks were refused."""
+        """Slots for what is to be stored, and how many chunks were refused; none is kept if it raises."""
         self.step()
         placements: list[Placement] = []
+        try:
+            refused = self._place_all(chunks, reader, placements)
+        except BaseException:
+            self._unplaced += [placement.chunk for placement in placements]
+            raise
+        return placements, refused
+
+    def _place_all(self, chunks: Sequence[Chunk], reader: Reader, placements: list[Placement]) -> int:
+        """Place chunks until one raises; how many were refused. Mutates: `placements`."""
         refused = 0
         for chunk in chunks:
             terms = reader.terms_at(chunk.index)
             if (known := self.ram.entries.get(chunk.key)) is not None:
                 self._join(known, terms, renew=False)
                 continue
-            entry = None
+            entry, was_nowhere = None, False
             if chunk.key not in self.ram.forgotten and self._has_parent(chunk):
                 was_nowhere = not self._lower.holds(chunk.key)
                 self._lower.join(chunk.key, terms)
                 if not was_nowhere:  # one set of terms for all copies
                     terms = self._lower.terms(chunk.key) or terms
                 entry = self.ram.add(chunk, terms, State.STORING, self._lower)
-                if entry is not None and was_nowhere:  # what stood on it stood behind a gap
-                    for descendant in self.ram.above(entry):
-                        self._forget_one(descendant)
             if entry is None:
                 refused += 1
-            else:
-                placements.append(Placement(chunk, entry.slot))
-        self._storing += len(placements)
-        return placements, refused
+                continue
+            placements.append(Placement(chunk, entry.slot))
+            self._storing += 1
+            if was_nowhere:  # what stood on it stood behind a gap
+                for descendant in self.ram.above(entry):
+                    self._forget_one(descendant)
+        return refused
 
     def _count_refused(self, refused: int) -> None:
         if refused:
             self.stats.stores_refused[Tier.RAM] += refused
 
     def end_store(self, chunks: Iterable[Chunk], *, success: bool = True) -> None:
-        """The engine's copies are complete: from now on the chunks are hits, and go on to the lower tier."""
+        """The engine's copies are complete: from now on the chunks are hits, and go on to the lower tier.
+
+        If it raises, the chunk that it has come to is as it was, and so are those behind it: they may be ended again.
+        """
         for chunk in chunks:
             entry = self.ram.copied(chunk.key)
             if entry is None or entry.state is not State.STORING:
                 continue  # dropped by `clear` meanwhile
-            self._storing = max(0, self._storing - 1)
             entry.state = State.READY
-            if entry.deleted:
-                self.ram.let_go(entry)
-            elif not success:
-                self._forget(entry)
-            else:
-                self.stats.store_bytes[Tier.RAM] += self.ram.slab.slot_bytes
-                self._waits.wake(chunk.key, Tier.RAM)
-                self._lower.offer([chunk.key])
+            try:
+                self._end_one(entry, success=success)
+            except BaseException:
+                entry.state = State.STORING
+                raise
+            self._storing = max(0, self._storing - 1)
         self._lower.step()
+
+    def _end_one(self, entry: Entry, *, success: bool) -> None:
+        """A chunk was copied into its slot, or not."""
+        if entry.deleted:
+            self.ram.let_go(entry)
+        elif not success:
+            self._forget(entry)
+        else:
+            self._lower.offer([entry.chunk.key])
+            self._waits.wake(entry.chunk.key, Tier.RAM)
+            self.stats.store_bytes[Tier.RAM] += self.ram.slab.slot_bytes
 
     # -- forget ----------------------------------------------------------------------------------------------------
 
@@ -328,6 +360,7 @@ class TieredCache:
         removed = self.invalidate([Scope()], lambda done: None)
         self.ram.hold()
         self._loading = self._storing = 0
+        self._unplaced.clear()
         return sum(removed.values())
 
     def end_clear(self) -> None:
@@ -348,6 +381,9 @@ class TieredCache:
 
     def step(self) -> None:
         """Take note of what the lower tiers finished and of what expired, and give them more to write."""
+        while self._unplaced:
+            self.end_store(self._unplaced[-1:], success=False)
+            self._unplaced.pop()
         self._expire()
         for tier, transfer in self._lower.finished(self.ram.let_go):
             self.stats.moved(tier, transfer)
