@@ -121,8 +121,7 @@ class Cache(RuleBasedStateMachine):
             if placement.slot in self.deleted:
                 self.deleted.discard(placement.slot)
             elif success:
-                slot[:] = content(key, SIZE, self.version)
-                self.written[key] = self.version
+                slot[:] = content(key, SIZE, self.written.setdefault(key, self.version))
             self._landed(key)
             for descendant in () if success else standing_on({key}):
                 self._landed(descendant)
@@ -223,10 +222,9 @@ class Cache(RuleBasedStateMachine):
     @precondition(lambda self: not self.stores and not self.loads)
     @rule()
     def clear(self) -> None:
-        """Everything is forgotten; the caller has made sure that no copy of the engine's is in flight."""
+        """RAM is emptied; the caller has made sure that no copy of the engine's is in flight."""
         self.cache.clear()
-        self.version += 1
-        self.written.clear()
+        assert not self.cache.ram.entries
         for request in self.requests:
             request.hits.clear()
             request.waits.clear()

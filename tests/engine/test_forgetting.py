@@ -319,7 +319,7 @@ def test_what_was_forgotten_stays_forgotten_after_a_restart(tiny_model: Path, tm
 
 @pytest.mark.parametrize("running", [False, True])
 def test_resets_one_after_the_other(tiny_model: Path, running: bool) -> None:
-    """The engine takes a reset of all tiers before it has made a step since the last one, with copies in flight."""
+    """The engine takes a reset of the connector before it has made a step since the last one, with copies in flight."""
     with core(tiny_model) as engine:
         text = engine.text(1, 4 * CHUNK)
         engine.start("stores", text, 8)

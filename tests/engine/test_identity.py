@@ -196,8 +196,8 @@ def test_abort_in_the_middle_of_a_prompt(ram: Rig, steps: int) -> None:
     check(ram)
 
 
-def test_reset_forgets_every_tier(ram: Rig) -> None:
-    """The engine's reset with its connector leaves no hit anywhere, and new stores work after it."""
+def test_reset_empties_ram(ram: Rig) -> None:
+    """The engine's reset with its connector leaves no hit in RAM, and new stores work after it."""
     prompt = ram.text(60, 1000)
     ram.ask(prompt, 4)
     ram.settle()

@@ -15,15 +15,22 @@ from hypothesis import strategies as st
 from vllm import SamplingParams
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.exceptions import VLLMValidationError
+from vllm.v1.kv_offload.base import OffloadingManager
 
+from hotspan.cache.lower import LowerTiers
+from hotspan.cache.ram import RamTier
+from hotspan.cache.stats import CacheStats
 from hotspan.cache.tiered import TieredCache
+from hotspan.cache.waits import Waits
 from hotspan.core.terms import DEFAULT_TENANT, tenant_label
 from hotspan.core.types import Tier
 from hotspan.engine.admin import Administrator
 from hotspan.engine.connector import HotspanConnector
+from hotspan.engine.inline import InlineLoads
 from hotspan.engine.manager import HotspanManager
-from hotspan.engine.net import LEFT_OUT, has_net
+from hotspan.engine.net import LEFT_OUT, has_net, netted
 from hotspan.engine.prefixes import GpuPrefixes
+from hotspan.engine.requests import Admission
 from kit.engine import CHUNK
 
 from .harness.core import Core, core
@@ -42,43 +49,61 @@ OUTSIDE = {
     "keyer": "of Administrator's texts thread, whose future has what it raises; of admit, which has a net",
     "named": "as keyer",
     "invalidate": "the administrator's command is answered with what it raises",
-    "prepare_load": "_prepared has a net: a load that can not be prepared has failed, and vLLM computes it",
-    "complete_load": "only unpins what prepare_load pinned",
-    "complete_store": "a chunk that is not marked as stored would keep its slot; raises for a mistake of vLLM's only",
+    "prepare_load": "_slots has a net: a load that can not be prepared has failed, and vLLM computes it",
+    "end_allocation": "of the connector's update_state_after_alloc: complete_load and leave_out have nets",
+    "kept_tokens": "a figure",
     "reset_cache": "a reset that did not happen must not be taken for one",
     "leave_out": "is what the net calls, within a net",
     "group_count": "a figure of the start",
 }
 """Methods of the manager without a net, and why."""
 
-OF_VLLM = {
+OF_CONNECTOR = {
     "bind_gpu_block_pool": "at the start",
     "on_new_request": "run_waiting and admit have nets; require_bound ends what must not go on; the rest is vLLM's",
-    "request_finished": "retire and _blend_report have nets; cap_last_store and vLLM's part read counts of blocks",
+    "request_finished": "_retire and _blend_report have nets; the rest is vLLM's",
     "request_finished_all_groups": "as request_finished",
-    "get_num_new_matched_tokens": "is_waiting, blended, note_answer and lookup have nets",
-    "update_state_after_alloc": "begin has a net; vLLM counts blocks; a blend that failed half-way must not go on",
-    "build_connector_meta": "run_waiting, begin_step, forget_ended, note_blends and idle have nets; the rest is vLLM's",
+    "update_state_after_alloc": "has a net of its own: what vLLM counts on is reported as lost; begin has a net",
+    "build_connector_meta": "run_waiting, _end_clear, begin_step, forget_ended, _orders and idle have nets",
     "get_kv_connector_stats": "end_step and get_stats have nets",
-    "take_events": "hands out a list",
     "reset_cache": "a reset that did not happen must not be taken for one",
-    "update_connector_output": "counts jobs of the workers, not of requests",
-    "has_pending_push_work": "reads counts",
+    "update_connector_output": "note_copies, complete_load, complete_store, _note_blends, _end_clear have nets",
     "build_prom_metrics": "at the start",
     "get_handshake_metadata": "at the start, a worker's",
     "set_xfer_handshake_metadata_pp_aware": "at the start",
-    "start_load_kv": "a worker's: has no request's words",
-    "get_finished": "a worker's",
-    "get_transfer_results": "a worker's",
-    "build_connector_worker_meta": "a worker's",
-    "get_block_ids_with_load_errors": "a worker's",
+    "start_load_kv": "a worker's: bytes that are not copied must not be computed with",
+    "get_finished": "a worker's: as start_load_kv",
+    "get_transfer_results": "a worker's: as start_load_kv",
+    "build_connector_worker_meta": "a worker's: as start_load_kv",
+    "get_block_ids_with_load_errors": "a worker's: as start_load_kv",
     "shutdown": "at the end",
 }
-"""What the connector overrides of vLLM's, and why nothing of a request can raise there."""
+"""What the connector overrides of vLLM's without a net around it, and why nothing of ours can raise out of it."""
+
+OF_VLLM = {
+    *("get_external_cache_hit_sources", "get_finished_count", "get_kv_connector_kv_cache_events"),
+    *("get_loaded_kv_cache_group_ids", "get_mem_pool_context", "get_required_kvcache_layout"),
+    *("has_pending_block_frees", "register_finished_partial_tail", "requires_kv_delivery", "scheduler", "role"),
+    *("requires_piecewise_for_cudagraph", "supports_divergent_local_hybrid_hits", "bind_kv_cache_manager"),
+    *("bind_connector_metadata", "clear_connector_metadata", "has_connector_metadata", "build_kv_connector_stats"),
+    *("finish_forward", "handle_preemptions", "register_kv_caches", "reset_capture_state", "save_kv_layer"),
+    *("set_host_xfer_buffer_ops", "set_xfer_handshake_metadata", "wait_for_layer_load", "wait_for_save"),
+}
+"""What vLLM calls of a connector that is vLLM's own: nothing of ours is in it but the manager."""
+
+OF_VLLM_MANAGER = {"touch", "has_pending_work", "take_events"}
+"""The same of the manager: these do nothing."""
+
+
+def entries(*owners: type) -> set[str]:
+    """What vLLM may call of a class: the public names of its interfaces."""
+    return {name for owner in owners for base in owner.__mro__ for name in vars(base) if not name.startswith("_")}
 
 
 def test_each_entry_has_a_net() -> None:
-    """A method that vLLM or the connector may call has the net, or stands in a list with the reason."""
+    """Whatever vLLM or the connector may call has the net, or stands in a list with the reason; so does what a later
+    vLLM adds to its interfaces.
+    """
     methods = {
         name: member
         for owner in HotspanManager.__mro__
@@ -87,11 +112,12 @@ def test_each_entry_has_a_net() -> None:
         if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, property))
     }
     assert {name for name, method in methods.items() if not has_net(method)} == OUTSIDE.keys()
+    assert entries(OffloadingManager) - methods.keys() == OF_VLLM_MANAGER
     assert has_net(Administrator.run_waiting)
-    overridden = {
-        name for name in vars(HotspanConnector) if not name.startswith("_") and hasattr(OffloadingConnector, name)
-    }
-    assert overridden == OF_VLLM.keys()
+    asked = entries(OffloadingConnector)
+    overridden = {name for name in vars(HotspanConnector) if name in asked}
+    assert {name for name in overridden if not has_net(vars(HotspanConnector)[name])} == OF_CONNECTOR.keys()
+    assert asked - overridden == OF_VLLM
 
 
 # -- what requests say -------------------------------------------------------------------------------------------------
@@ -280,3 +306,83 @@ def test_a_load_that_can_not_be_prepared_is_computed(tiny_model: Path, name: str
         assert engine.ask(prompt) == 3 * CHUNK
         assert engine.runner.wrong == 0
         is_alive(engine, 9)
+
+
+ENDING: list[tuple[type, str]] = [
+    *((TieredCache, name) for name in ("end_load", "end_store", "begin_load", "release", "_touch", "_end_one")),
+    *((RamTier, name) for name in ("copied", "let_go", "touch")),
+    *((LowerTiers, name) for name in ("offer", "step")),
+    *((Waits, name) for name in ("wake", "release")),
+    *((HotspanManager, name) for name in ("_note_saved", "prepare_load", "begin")),
+    *((InlineLoads, name) for name in ("answer", "fresh", "take")),
+    *((HotspanConnector, name) for name in ("_retire", "_end_clear", "_begin_load")),
+    (CacheStats, "loaded"),
+    (Admission, "may_keep"),
+]
+"""What ends loads and stores, and what begins them, down to single steps of it. A method with a net fails inside it."""
+
+
+def half_failing(whole: Callable[..., Any], is_failing: Callable[[], bool], raised: list[int]) -> Callable[..., Any]:
+    """The method, which raises half of the time; within its net, if it has one. Mutates: `raised`, how often."""
+    inside, rng = inspect.unwrap(whole), random.Random(whole.__qualname__)
+
+    def failing(self: Any, *args: Any, **options: Any) -> Any:
+        if is_failing() and rng.random() < 0.5:
+            raised[0] += 1
+            raise KeyError("a mistake")
+        return inside(self, *args, **options)
+
+    if not has_net(whole):
+        return failing
+    failing.__qualname__ = whole.__qualname__
+    return netted(closed_over(whole, "instead"))(failing)
+
+
+def closed_over(function: Any, name: str) -> Any:
+    """A variable of the scope that a function was made in."""
+    return inspect.getclosurevars(function).nonlocals[name]
+
+
+@pytest.mark.parametrize("is_inline", [False, True])
+@pytest.mark.parametrize(("owner", "name"), ENDING, ids=[f"{owner.__name__}.{name}" for owner, name in ENDING])
+def test_a_mistake_at_an_end_leaves_nothing_pinned(
+    tiny_model: Path, tmp_path: Path, owner: type, name: str, is_inline: bool
+) -> None:
+    """Any of these raises half of the time: the engine goes on, answers are those of computing, and some steps later
+    no slot is pinned or waits for a copy.
+    """
+    is_failing, raised = False, [0]
+    with core(tiny_model, disk=tmp_path / "disk") as engine:
+        if not is_inline:
+            engine.connector._inline = None
+        texts = [engine.text(seed, 3 * CHUNK + 8) for seed in range(4)]
+        for number, text in enumerate(texts):
+            engine.start(f"computed-{number}", text, 3)
+        engine.finish()
+        before = LEFT_OUT.counts["error"]
+        with patch.object(owner, name, half_failing(getattr(owner, name), lambda: is_failing, raised)):
+            for turn in range(6):
+                engine.forget_gpu()
+                is_failing = True
+                for number, text in enumerate(texts):
+                    engine.start(f"asked-{turn}-{number}", text, 3)
+                    engine.step()
+                engine.ask(engine.text(50 + turn, 3 * CHUNK + 8))
+                is_failing = False
+                for number in range(4):
+                    assert engine.answers[f"asked-{turn}-{number}"] == engine.answers[f"computed-{number}"]
+                for _ in range(3):  # what is left to do is done
+                    engine.ask(engine.text(100 + turn, CHUNK + 8))
+        engine.settle()
+        entries = engine.cache.ram.entries.values()
+        assert [entry for entry in entries if entry.pins or entry.is_used] == [] and not engine.cache.ram.forgotten
+        assert engine.cache._loading == engine.cache._storing == 0
+        assert (raised[0] > 0) is is_called(name, is_inline)
+        assert LEFT_OUT.counts["error"] - before >= (raised[0] > 0)
+        engine.runner.wrong = 0  # of steps whose output vLLM dropped
+        is_alive(engine, 9)
+
+
+def is_called(name: str, is_inline: bool) -> bool:
+    """Whether the engine comes by there."""
+    return is_inline or name not in ("answer", "fresh", "take")

@@ -216,7 +216,7 @@ class TieredCache:
         return [entry.slot for entry in entries]
 
     def end_load(self, keys: Iterable[ChunkKey]) -> None:
-        """The engine has its copies. If it raises, the chunk that it has come to is as it was, and may be ended again."""
+        """The engine has its copies. If it raises, the chunk that it has come to is as it was, to be ended again."""
         for key in keys:
             entry = self.ram.copied(key)
             if entry is not None and entry.loads > 0:
@@ -353,15 +353,19 @@ class TieredCache:
         self._namespace = namespace
 
     def clear(self) -> int:
-        """Forget every chunk on every tier, when the engine forgets its copies in flight; returns how many.
+        """Forget every chunk in RAM, when the engine forgets its copies in flight; returns how many.
 
-        The slots of those copies are held back until `end_clear`.
+        The slots of those copies are held back until `end_clear`. Lower tiers keep what they have: the names of its
+        chunks tell the weights, and it may be others' too.
         """
-        removed = self.invalidate([Scope()], lambda done: None)
+        entries = list(self.ram.entries.values())
+        for entry in entries:
+            self._forget_one(entry)
+        self.stats.invalidated[Tier.RAM] += len(entries)
         self.ram.hold()
         self._loading = self._storing = 0
         self._unplaced.clear()
-        return sum(removed.values())
+        return len(entries)
 
     def end_clear(self) -> None:
         """The engine's copies that were in flight at the last `clear` have ended."""

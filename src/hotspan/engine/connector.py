@@ -62,7 +62,7 @@ from hotspan.engine.compat import (
 )
 from hotspan.engine.contract import ENGINE, TRIED_WITH
 from hotspan.engine.encoder.outputs import keeps_outputs
-from hotspan.engine.failed_loads import FailedLoads
+from hotspan.engine.failed_loads import FailedLoads, Lost
 from hotspan.engine.hosts import NODES, RankReport, check_reports, check_shape, nodes
 from hotspan.engine.inline import InlineLoads, can_load_inline
 from hotspan.engine.manager import HotspanManager
@@ -91,11 +91,13 @@ class StepMetadata(OffloadingConnectorMetadata):
 
     is_idle: it computes nothing: the worker may sleep for its loads.
     inline:  load jobs that its forward pass waits for, and their requests.
+    lost:    what is not loaded, though vLLM counts on it.
     """
 
     is_idle: bool = False
     blend: Orders | None = None
     inline: dict[int, str] = field(default_factory=dict)
+    lost: Lost = field(default_factory=Lost)
 
 
 @dataclass
@@ -128,6 +130,7 @@ class HotspanConnector(OffloadingConnector):
         self._no_blends: Report | None = None  # why it can't, until the scheduler is told
         self._inline: InlineLoads | None = None
         self._failed_loads = FailedLoads()  # a worker's
+        self._lost = Lost()  # of the step that is being scheduled
         self._stale: dict[int, int] = {}  # jobs of before the last reset, with the workers still to report them
         self._awaits_reports = False  # of ranks on other hosts
 
@@ -232,6 +235,7 @@ class HotspanConnector(OffloadingConnector):
         delayed, said = super().request_finished_all_groups(request, block_ids)
         return delayed, self._blend_report(request) or said
 
+    @netted(lambda: None)
     def _retire(self, request: Request) -> None:
         cap_last_store(self._scheduler, request)
         self.manager.retire(request)
@@ -242,6 +246,11 @@ class HotspanConnector(OffloadingConnector):
         report = self.manager.blending.end(request.request_id) if self.manager.blending is not None else None
         return None if report is None else {"blend": report}
 
+    def _leave_out(self, subject: object) -> None:
+        """Nothing of a request is cached any more."""
+        self.manager.leave_out(subject)
+
+    @netted(lambda: (0, False))
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         if self.manager.is_waiting(request.request_id, num_computed_tokens):
             return None, False  # saves a scan of all its keys, once a millisecond
@@ -260,13 +269,47 @@ class HotspanConnector(OffloadingConnector):
         return tokens, is_async
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
-        if num_external_tokens and self._blend(request, blocks):
-            num_external_tokens = 0  # of the tiers' chunks
-        fresh = self._inline.fresh(request, blocks) if self._inline is not None and num_external_tokens else None
-        super().update_state_after_alloc(request, fresh or blocks, num_external_tokens)
-        if self._inline is not None and fresh is not None:
-            self._inline.take(request, num_external_tokens)
+        is_inline = self._inline is not None and self._inline.is_asked(request)
+        try:
+            self._begin_load(request, blocks, num_external_tokens)
+        except Exception as error:
+            LEFT_OUT.caught("update_state_after_alloc", error)
+            self._lose_load(request, blocks, num_external_tokens, is_inline=is_inline)
+        else:
+            self.manager.end_allocation()
         self.manager.begin(request, num_external_tokens)
+
+    def _begin_load(self, request: Request, blocks: KVCacheBlocks, tokens: int) -> None:
+        if tokens and self._blend(request, blocks):
+            tokens = 0  # of the tiers' chunks
+        fresh = self._inline.fresh(request, blocks) if self._inline is not None and tokens else None
+        super().update_state_after_alloc(request, fresh or blocks, tokens)
+        if self._inline is not None and fresh is not None:
+            self._inline.take(request, tokens)
+
+    def _lose_load(self, request: Request, blocks: KVCacheBlocks, tokens: int, *, is_inline: bool) -> None:
+        """A load could not begin on whose bytes vLLM counts: let it compute them."""
+        scheduler = self._scheduler
+        state = scheduler._req_status[request.request_id]
+        for job_id in [n for n, job in scheduler._current_batch_load_jobs.items() if job.req_id == request.request_id]:
+            del scheduler._current_batch_load_jobs[job_id]
+            state.transfer_jobs.discard(job_id)
+            job = scheduler._jobs.pop(job_id, None)
+            if job is not None and scheduler._chunks_being_loaded:
+                scheduler._chunks_being_loaded.difference_update(job.keys)
+        if self._inline is not None:
+            self._inline.withdraw(request)
+        if self.manager.blending is not None:
+            self.manager.blending.withdraw(request.request_id)
+        self.manager.end_allocation(request)
+        if not tokens:
+            return
+        if not is_inline:
+            self._lost.requests.add(request.request_id)
+        if is_inline or ENGINE < (0, 32):
+            groups, size = blocks.get_block_ids(), self._vllm_config.cache_config.block_size
+            kept = self.manager.kept_tokens(request.request_id) // size if len(groups) == 1 else 0
+            self._lost.blocks.update(block for group in groups for block in group[kept:] if block)
 
     def _blend(self, request: Request, blocks: KVCacheBlocks) -> bool:
         """Whether a request is blended in the blocks that it got."""
@@ -288,15 +331,26 @@ class HotspanConnector(OffloadingConnector):
         self.manager.begin_step(scheduler_output)
         meta = super().build_connector_meta(scheduler_output)
         self.manager.forget_ended()
-        blending, is_idle = self.manager.blending, not scheduler_output.total_num_scheduled_tokens
-        orders = blending.orders(scheduler_output) if blending is not None else None
+        is_idle, orders = not scheduler_output.total_num_scheduled_tokens, self._orders(scheduler_output)
         if orders is not None:
             self.manager.note_blends()
         if is_idle and orders is None:
             self.manager.idle(_IDLE_S)
         inline = self._inline.scheduled() if self._inline is not None else {}
         is_idle = is_idle and orders is None
-        return StepMetadata(meta.load_jobs, meta.store_jobs, meta.jobs_to_flush, is_idle, orders, inline)
+        lost, self._lost = self._lost, Lost()
+        return StepMetadata(meta.load_jobs, meta.store_jobs, meta.jobs_to_flush, is_idle, orders, inline, lost)
+
+    def _orders(self, scheduled: SchedulerOutput) -> Orders | None:
+        """What the worker is to blend in this step; what has begun goes on, whatever else can't be told."""
+        blending = self.manager.blending
+        if blending is None:
+            return None
+        try:
+            return blending.orders(scheduled)
+        except Exception as error:
+            LEFT_OUT.caught("orders", error)
+            return blending.bare_orders()
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         # The scheduler asks once for each step, when it has taken note of its output.
@@ -304,6 +358,7 @@ class HotspanConnector(OffloadingConnector):
             self.manager.end_step()
         return super().get_kv_connector_stats()
 
+    @netted(list)
     def take_events(self) -> list[KVCacheEvent]:
         return self.manager.events.take() if self.manager.events is not None else []
 
@@ -331,17 +386,19 @@ class HotspanConnector(OffloadingConnector):
                 self._inline.note(meta)
         super().update_connector_output(connector_output)
         if isinstance(meta, BlendedMetadata) and meta.blend and blending is not None:
-            blending.note(meta.blend)
+            self.manager.note_report(meta.blend)
             self._end_clear()
         if self._stale:
             left = {job_id: pending - done.get(job_id, 0) for job_id, pending in self._stale.items()}
             self._stale = {job_id: pending for job_id, pending in left.items() if pending > 0}
             self._end_clear()
 
+    @netted(lambda: True)
     def has_pending_push_work(self) -> bool:
         blending = self.manager.blending
         return bool(self._stale) or (blending is not None and blending.is_busy) or super().has_pending_push_work()
 
+    @netted(lambda: None)
     def _end_clear(self) -> None:
         others = (self.manager.blending, self.manager.outputs)
         if not self._stale and not any(each is not None and each.is_stale for each in others):
@@ -371,6 +428,7 @@ class HotspanConnector(OffloadingConnector):
         meta = self._connector_metadata
         if isinstance(meta, StepMetadata) and self.connector_worker is not None:
             self._failed_loads.take(meta, meta.inline, self.connector_worker._connector_worker_meta)
+            self._failed_loads.lose(meta.lost)
         super().start_load_kv(forward_context, **kwargs)
         if isinstance(meta, StepMetadata) and meta.inline and self.connector_worker is not None:
             self.connector_worker.worker.wait(set(meta.inline))

@@ -5,10 +5,12 @@ By the time that a load is prepared, vLLM counts on its bytes. It can still be t
     scheduler                               each worker
     `FailedLoad` in place of the slots      `FailedLoads.take`: the job is complete, and its request has failed; within
                                             a step that waited for it, the blocks are invalid
+    `Lost`: there is no job                 `FailedLoads.lose`: the same
 
-With several KV cache groups vLLM takes no invalid blocks: there a load within a step that can't be prepared ends the
-engine.
+With several KV cache groups vLLM takes no invalid blocks: there nothing is loaded within a step (`inline.py`).
 """
+
+from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     OffloadingConnectorMetadata,
@@ -24,6 +26,17 @@ class FailedLoad(CPULoadStoreSpec):
 
     def __init__(self) -> None:
         super().__init__([])
+
+
+@dataclass(slots=True)
+class Lost:
+    """What of a step has no load, though vLLM counts on it.
+
+    requests: that wait for it. blocks: those that are counted on within the step.
+    """
+
+    requests: set[str] = field(default_factory=set)
+    blocks: set[int] = field(default_factory=set)
 
 
 class FailedLoads:
@@ -48,6 +61,11 @@ class FailedLoads:
                 self._blocks.update(job.dst_spec.block_ids.tolist())
             if job_id not in inline:
                 self._requests.add(job.req_id)
+
+    def lose(self, lost: Lost) -> None:
+        """Take what has no load at all."""
+        self._requests |= lost.requests
+        self._blocks |= lost.blocks
 
     def take_requests(self) -> set[str]:
         """The requests whose loads have failed since the last call; those of a step that waited are not among them.

@@ -42,12 +42,13 @@ class _Load:
 
 
 def can_load_inline(scheduler: OffloadingConnectorScheduler) -> bool:
-    """Whether the engine starts such loads before its forward pass, and its texts are chains.
+    """Whether the engine starts such loads before its forward pass, and its texts are chains of one group.
 
-    Of a sliding window only the end is loaded: its blocks can't be told from those that are to be computed.
+    Of a sliding window only the end is loaded: its blocks can't be told from those that are to be computed. Of several
+    groups vLLM can't be told that a load has failed for which a step waits (`failed_loads.py`).
     """
     groups = scheduler.config.kv_group_configs
-    return ENGINE >= (0, 32) and all(group.sliding_window_size_in_chunks is None for group in groups)
+    return ENGINE >= (0, 32) and len(groups) == 1 and groups[0].sliding_window_size_in_chunks is None
 
 
 class InlineLoads:
@@ -70,6 +71,17 @@ class InlineLoads:
         self._asked = request.request_id
         return True
 
+    def is_asked(self, request: Request) -> bool:
+        """Whether a request was told to load within the step that is being scheduled."""
+        return self._asked == request.request_id
+
+    def withdraw(self, request: Request) -> None:
+        """Its load has no job after all, and vLLM was told so."""
+        self._asked = None
+        for job_id in [job_id for job_id, name in self._step.items() if name == request.request_id]:
+            del self._step[job_id]
+            self._loads.pop(job_id, None)
+
     def fresh(self, request: Request, blocks: KVCacheBlocks) -> KVCacheBlocks | None:
         """The blocks of a request that loads inline, as they were before vLLM named them by their future content.
 
@@ -89,8 +101,8 @@ class InlineLoads:
         job = self._scheduler._jobs.pop(job_id)
         if self._scheduler._chunks_being_loaded:
             self._scheduler._chunks_being_loaded.difference_update(job.keys)
-        self._loads[job_id] = _Load(job.keys, state.req_context, job.pending_count)
         self._step[job_id] = request.request_id
+        self._loads[job_id] = _Load(job.keys, state.req_context, job.pending_count)
         self._manager.note_stall(tokens)
 
     def scheduled(self) -> dict[int, str]:

@@ -2,8 +2,9 @@
 
 import contextlib
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection
+from functools import partial
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
@@ -26,14 +27,15 @@ from hotspan.cache.savings import SavedText
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.clock import Clock
 from hotspan.core.terms import Terms
-from hotspan.core.types import Chunk, Lookup, Tier
+from hotspan.core.types import Lookup, Tier
 from hotspan.engine.blend.admission import Blending
+from hotspan.engine.blend.orders import Report
 from hotspan.engine.compat import CacheHitSource, keep_state, kept_state
 from hotspan.engine.encoder.outputs import EncoderOutputs
 from hotspan.engine.events import ChunkEvents
 from hotspan.engine.failed_loads import FailedLoad
 from hotspan.engine.metrics import CacheMetrics
-from hotspan.engine.net import netted
+from hotspan.engine.net import Unfinished, netted
 from hotspan.engine.prefixes import GpuPrefixes
 from hotspan.engine.requests import Admission, RequestRecord, in_order
 from hotspan.engine.step_waits import StepWaits
@@ -93,6 +95,8 @@ class HotspanManager(StepWaits, OffloadingManager):
         self.rhythm = rhythm
         self._metrics = CacheMetrics(cache, follower, keyring)
         self.closing = contextlib.ExitStack()
+        self._unfinished = Unfinished()
+        self._prepared: list[tuple[Collection[OffloadKey], ReqContext]] = []
         self._report_s = 0.0  # when metrics are to be reported again
 
     # -- hotspan's connector -----------------------------------------------------------------------------------------
@@ -203,13 +207,38 @@ class HotspanManager(StepWaits, OffloadingManager):
             if self.tracing is not None:
                 self.tracing.retire(record)
 
+    def kept_tokens(self, request_id: str) -> int:
+        """How many tokens of a request the engine's own cache had, when it looked last."""
+        record = self._records.get(request_id)
+        return record.kept_tokens if record is not None else 0
+
+    def end_allocation(self, request: Request | None = None) -> None:
+        """vLLM has in its books what was prepared for a request; or else that request is given: its load is withdrawn.
+
+        The request is computed, and not cached.
+        """
+        prepared, self._prepared = self._prepared, []
+        if request is not None:
+            for keys, context in prepared:
+                self.complete_load(keys, context)
+            if (record := self._records.get(request.request_id)) is not None:
+                record.has_failed_load = True
+            self.leave_out(request)
+
     @netted(lambda: None)
     def begin_step(self, scheduled: SchedulerOutput) -> None:
         """A step was scheduled."""
+        self._unfinished.step()
         if self.tracing is not None:
             self.tracing.step()
         if self.steps is not None:
             self.steps.schedule(scheduled)
+
+    @netted(lambda: None)
+    def note_report(self, report: Report) -> None:
+        """What the worker did of blends."""
+        if self.blending is not None:
+            self._unfinished.do("blends", partial(self.blending.note, report))
 
     @netted(lambda: None)
     def idle(self, timeout_s: float) -> None:
@@ -234,7 +263,7 @@ class HotspanManager(StepWaits, OffloadingManager):
     def on_request_finished(self, req_context: ReqContext) -> None:
         record = kept_state(req_context, RequestRecord)
         if record is not None:
-            self.cache.release(record)
+            self._unfinished.do("release", partial(self.cache.release, record))
             self._ended.append(record)
             self._pace_prefetches()
         if self.steps is not None:
@@ -245,7 +274,7 @@ class HotspanManager(StepWaits, OffloadingManager):
     @netted(lambda: LookupResult.MISS)
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         record = kept_state(req_context, RequestRecord)
-        chunk = record.chunk(key) if record is not None else None
+        chunk = record.chunk(key) if record is not None and not record.has_failed_load else None
         if record is None or chunk is None:
             return LookupResult.MISS
         return _RESULTS[self.cache.lookup(chunk, record)]
@@ -259,17 +288,19 @@ class HotspanManager(StepWaits, OffloadingManager):
         return _SOURCES.get(record.promoted.get(chunk.key, Tier.RAM), CacheHitSource.EXTERNAL_UNSPECIFIED)
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> CPULoadStoreSpec:
-        spec = self._prepared(keys, req_context)
+        spec = self._slots(keys, req_context)
         record = kept_state(req_context, RequestRecord)
-        if spec is None and record is not None:
-            record.has_failed_load = True
-            record.chunks.clear()  # vLLM looks its text up again
+        if spec is not None:
+            self._prepared.append((keys, req_context))
+        elif record is not None:  # vLLM looks its text up again
+            record.has_failed_load, record.failed_load = True, frozenset(keys)
         return spec or FailedLoad()
 
     @netted(lambda: None)
-    def _prepared(self, keys: Collection[OffloadKey], req_context: ReqContext) -> CPULoadStoreSpec | None:
+    def _slots(self, keys: Collection[OffloadKey], req_context: ReqContext) -> CPULoadStoreSpec | None:
+        """Where a load reads; None if that can't be told."""
         record = self._record(req_context)
-        chunks = self._chunks(keys, req_context)
+        chunks = [record.chunks[key] for key in keys]
         loaded = Counter(map(get_offload_group_idx, keys))
         # Of a sliding window only the end is loaded, of a recurrent state only the last one.
         counted = max(record.groups, key=lambda group: loaded[group.index] * group.tokens)
@@ -281,11 +312,23 @@ class HotspanManager(StepWaits, OffloadingManager):
         record.load_began_s = self._clock.monotonic()
         return CPULoadStoreSpec(self.cache.begin_load([chunk.key for chunk in chunks], record))
 
+    @netted(lambda: None)
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
         record = kept_state(req_context, RequestRecord)
-        if record is None or record.has_failed_load:
+        if record is None:
+            return  # it was never admitted: nothing was prepared for it
+        if record.failed_load is not None and record.failed_load == frozenset(keys):
+            record.failed_load = None
             return  # it has no pins, and those of its chunks are others'
-        self.cache.end_load([chunk.key for chunk in self._chunks(keys, req_context)])
+        left = deque(record.chunks[key].key for key in keys)
+
+        def unpin() -> None:
+            while left:
+                self.cache.end_load([left[0]])
+                left.popleft()
+
+        if not self._unfinished.do("end_load", unpin):
+            self.leave_out(req_context)
         size = len(keys) * self.cache.ram.slab.slot_bytes
         seconds = self._clock.monotonic() - record.load_began_s
         self.cache.stats.loaded(Tier.RAM, size, seconds)
@@ -313,25 +356,34 @@ class HotspanManager(StepWaits, OffloadingManager):
             evicted_keys=[],
         )
 
+    @netted(lambda: None)
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
-        chunks = self._chunks(keys, req_context)
-        success = success and self._admission.may_keep(self._record(req_context))
-        self.cache.end_store(sorted(chunks, key=lambda chunk: chunk.index), success=success)
+        record = self._record(req_context)
+        chunks = sorted((record.chunks[key] for key in keys), key=lambda chunk: chunk.index)
+        forget = partial(self.cache.end_store, chunks, success=False)
+
+        def end() -> None:
+            self.cache.end_store(chunks, success=success and self._admission.may_keep(record))
+
+        if not self._unfinished.do("end_store", end, forget):
+            self.leave_out(req_context)
         if self.events is not None:
-            self.events.publish(self._record(req_context))
+            self.events.publish(record)
 
     @netted(lambda: None)
     def on_schedule_end(self, context: object) -> None:
         for request_id in getattr(context, "new_req_ids", ()):
             record = self._records.get(request_id)
             if record is not None:
-                self.cache.release(record)
+                self._unfinished.do("release", partial(self.cache.release, record))
 
     def reset_cache(self) -> None:
+        """Empty this engine's RAM: an engine that sleeps or pauses resets it, and takes back nobody's text."""
         self.savings.clear()
         if self.outputs is not None:
             self.outputs.clear()
         self.cache.clear()  # the connector calls `end_clear` when the workers' copies have ended
+        self._unfinished.clear()
 
     @netted(lambda: None)
     def get_stats(self) -> OffloadingConnectorStats | None:
@@ -361,7 +413,3 @@ class HotspanManager(StepWaits, OffloadingManager):
         if record is None:
             raise RuntimeError(f"request {req_context.req_id} was never admitted")
         return record
-
-    def _chunks(self, keys: Collection[OffloadKey], req_context: ReqContext) -> list[Chunk]:
-        chunks = self._record(req_context).chunks
-        return [chunks[key] for key in keys]

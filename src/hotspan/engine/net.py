@@ -6,7 +6,7 @@ what can't be left undone stays outside the net: an engine that ends is better t
 """
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -41,12 +41,42 @@ LEFT_OUT = LeftOut()
 """Of this process's engine."""
 
 
+class Unfinished:
+    """What has to be done although something raised: it is tried again in each step, until nothing does."""
+
+    def __init__(self) -> None:
+        self._left: deque[tuple[str, Callable[[], None]]] = deque()
+
+    def do(self, where: str, work: Callable[[], None], again: Callable[[], None] | None = None) -> bool:
+        """Do it now; if it raises, do `again` (without one, the same) in later steps. Whether it did not.
+
+        What raised may have been done in part.
+        """
+        try:
+            work()
+        except Exception as error:
+            LEFT_OUT.caught(where, error)
+            self._left.append((where, again or work))
+            return False
+        return True
+
+    def step(self) -> None:
+        """Try what is left once more."""
+        for _ in range(len(self._left)):
+            self.do(*self._left.popleft())
+
+    def clear(self) -> None:
+        """The cache was cleared: nothing of before has to be done any more."""
+        self._left.clear()
+
+
 def netted(
     instead: Callable[[], Any],
 ) -> Callable[[Callable[Concatenate[_S, _P], _T]], Callable[Concatenate[_S, _P], _T]]:
     """A method that answers what `instead` gives where it would raise.
 
-    Its object may have `leave_out`, which is told each argument then: nothing of that request is cached any more.
+    Its object may have `leave_out`, or `_leave_out`, which is told each argument then: nothing of that request is
+    cached any more.
     """
 
     def with_net(method: Callable[Concatenate[_S, _P], _T]) -> Callable[Concatenate[_S, _P], _T]:
@@ -56,7 +86,7 @@ def netted(
                 return method(self, *args, **options)
             except Exception as error:
                 LEFT_OUT.caught(method.__qualname__, error)
-            leave_out = getattr(self, "leave_out", None)
+            leave_out = getattr(self, "leave_out", getattr(self, "_leave_out", None))
             try:
                 if leave_out is not None:
                     for subject in args:

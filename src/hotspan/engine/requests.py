@@ -73,7 +73,7 @@ class RequestRecord(Reader):
     spans:       names of the complete spans of its text. spans_kept: how many of them the prefix cache may have.
     is_renamed:  it was invalidated while it ran, or while its text was held: its blocks have random names.
     held_since_s: since when its text is held, by the monotonic clock; None if that is not known.
-    has_failed_load: its load could not be prepared: it is computed.
+    has_failed_load: its load could not be prepared: it is computed. failed_load: what that was of, until vLLM ends it.
     """
 
     request: Request
@@ -97,6 +97,7 @@ class RequestRecord(Reader):
     is_renamed: bool = False
     held_since_s: float | None = None
     has_failed_load: bool = False
+    failed_load: frozenset[OffloadKey] | None = None
     _hashes_done: int = 0
     _chains: dict[int, list[Chunk]] = field(default_factory=dict)
 

@@ -168,19 +168,20 @@ class Blending:
         known.plan, known.is_settled = None, True
         self._cache.release(known.record)  # a prefix that it might have loaded
         keys = [reuse.window.key for reuse in plan.reused]
+        chosen = self._selection(known.record)
+        computed = plan.recomputed(self._selected(plan) if chosen.selector is Selector.FIRST_K else ())
+        counts = {"reused": plan.reused_tokens, "recomputed": token_count(computed) - token_count(plan.fresh)}
+        loading = _Loading(request.request_id, keys, counts | {"fresh": token_count(plan.fresh)})
         slots = self._store.begin_load(
             keys, known.reader, [self._reader(known.record, each.run) for each in plan.reused]
         )
+        known.job, self._jobs = self._jobs, self._jobs + 1
+        self._loading[known.job] = loading
         nonce = os.urandom(NONCE_BYTES)
         private = isolated(request.block_hashes, plan.first_approximate, self._block_tokens, nonce)
         request.block_hashes[:] = private
         known.record.may_store = False  # neither this prompt's windows nor its chunks: from there on all is approximate
         known.to_store.clear()
-        chosen = self._selection(known.record)
-        computed = plan.recomputed(self._selected(plan) if chosen.selector is Selector.FIRST_K else ())
-        known.job, self._jobs = self._jobs, self._jobs + 1
-        counts = {"reused": plan.reused_tokens, "recomputed": token_count(computed) - token_count(plan.fresh)}
-        self._loading[known.job] = _Loading(request.request_id, keys, counts | {"fresh": token_count(plan.fresh)})
         pieces = [Piece(reuse.run, slot, reuse.skip, reuse.at) for reuse, slot in zip(plan.reused, slots, strict=True)]
         is_checked = self.checks.is_due(known.job, known.tokens, len(blocks))
         job = BlendJob(
@@ -195,6 +196,18 @@ class Blending:
         )
         self._new_jobs.append(job)
         return plan
+
+    def withdraw(self, request_id: str) -> None:
+        """A request could not begin: it is computed, and nothing is held for it."""
+        known = self._requests.get(request_id)
+        if known is None:
+            return
+        known.chosen, known.plan, known.is_settled = None, None, True
+        if (loading := self._loading.pop(-1 if known.job is None else known.job, None)) is not None:
+            self._new_jobs = [job for job in self._new_jobs if job.request_id != request_id]
+            self._cache.end_load(loading.keys)
+        known.job = None
+        self._cache.release(known.reader)
 
     def end(self, request_id: str) -> dict[str, Any] | None:
         """A request ended, or was aborted. Returns what its answer says of blending; None if it was not blended."""
@@ -226,8 +239,16 @@ class Blending:
         self._new_jobs, self._cancelled = [], []
         return orders
 
+    def bare_orders(self) -> Orders | None:
+        """Orders that go on with what has begun, and begin nothing else; None if there is nothing."""
+        if not self._loading and not self.checks.is_busy:
+            return None
+        orders = Orders(_MIN_BUDGET, self._new_jobs, [], self._cancelled)
+        self._new_jobs, self._cancelled = [], []
+        return orders
+
     def note(self, report: Report) -> None:
-        """What the worker did."""
+        """What the worker did. Mutates: takes out of the report what is done, so that the rest may be done again."""
         stats = self._cache.stats
         if report.off is not None:
             self._turn_off(report.off)
@@ -235,22 +256,33 @@ class Blending:
             self.pace, stats.is_blending = _pace(report.speed), True
             logger.warning("blending_on mode=%s: answers of blended requests are approximate", self._settings.mode)
         stats.blend_seconds += report.seconds
-        for number, count in report.selected.items():
+        report.off, report.speed, report.seconds = None, None, 0.0
+        while report.selected:
+            number, count = report.selected.popitem()
             if number in self._loading:
                 self._loading[number].tokens["recomputed"] += count
-        for number in report.ended:
-            job = self._loading.pop(number)
-            if not job.is_stale:
-                self._cache.end_load(job.keys)
-            self._count(number, job, is_failed=number in report.failed)
+        while report.ended:
+            self._end_job(report.ended[0], is_failed=report.ended[0] in report.failed)
+            del report.ended[0]
         if self._failures >= _MAX_FAILURES:
             self._turn_off(f"{self._failures} blends in a row failed")
         for keys, success in ((report.stored, True), (report.unstored, False)):
-            for key in keys:
-                self._store.end_store(key, success=success)
-        for number, checked in report.checked.items():
+            while keys:
+                self._store.end_store(keys[0], success=success)
+                del keys[0]
+        while report.checked:
+            number, checked = report.checked.popitem()
             if (reason := self.checks.end(number, checked)) is not None:
                 self._turn_off(reason)
+
+    def _end_job(self, number: int, *, is_failed: bool) -> None:
+        """A blend ended. Mutates: it loses its keys, and is not there at last."""
+        job = self._loading[number]
+        while job.keys and not job.is_stale:
+            self._cache.end_load(job.keys[-1:])
+            job.keys.pop()
+        self._count(number, job, is_failed=is_failed)
+        del self._loading[number]
 
     def forget_all(self) -> None:
         """Nothing of the requests that are here is kept any more, and nothing is found for those that wait."""
@@ -407,6 +439,16 @@ class Blending:
     def _begin_stores(self, scheduled: SchedulerOutput) -> list[StoreJob]:
         """Stores of windows whose last token is computed with this step."""
         stores: list[StoreJob] = []
+        try:
+            self._add_stores(scheduled, stores)
+        except BaseException:
+            for store in stores:  # the worker is not told of them
+                self._store.end_store(store.key, success=False)
+            raise
+        return stores
+
+    def _add_stores(self, scheduled: SchedulerOutput, stores: list[StoreJob]) -> None:
+        """Begin them. Mutates: `stores`."""
         limit = _STORES_PER_STEP + scheduled.total_num_scheduled_tokens // self.index.width
         for request_id, count in scheduled.num_scheduled_tokens.items():
             known = self._requests.get(request_id)
@@ -420,7 +462,6 @@ class Blending:
                 else:
                     waiting.append(found)
             known.to_store = waiting
-        return stores
 
     def _begin_store(self, request_id: str, record: RequestRecord, found: Found) -> list[StoreJob]:
         slot = self._store.begin_store(found, self._reader(record, found.run))

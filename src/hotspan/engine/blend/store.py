@@ -63,10 +63,9 @@ class WindowStore:
 
     def begin_load(self, found: Sequence[ChunkKey], reader: Reader, terms: Sequence[Reader]) -> list[int]:
         """The slots of windows that are held for the reader; from now on they have also the terms of their users."""
-        slots = self.cache.begin_load(found, reader)
         for key, user in zip(found, terms, strict=True):
             self.cache.join([Chunk(key, None)], _windowed(user))
-        return slots
+        return self.cache.begin_load(found, reader)
 
     def begin_store(self, found: Found, reader: Reader) -> int | None:
         """The slot to store a window in; None if it is somewhere, or on its way, or RAM has no room."""
@@ -81,9 +80,10 @@ class WindowStore:
 
     def end_store(self, key: ChunkKey, *, success: bool) -> None:
         """The worker has stored a window, or has failed to."""
-        if self._storing.pop(key):
+        if self._storing[key]:
             self.cache.end_store([Chunk(key, None)], success=success)
             self.cache.stats.windows_stored += success
+        del self._storing[key]
 
     def clear(self) -> None:
         """The cache was cleared: stores in flight have nothing to report to it."""
