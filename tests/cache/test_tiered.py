@@ -501,7 +501,7 @@ def test_clearing_twice_leaks_no_slot() -> None:
 
 
 def test_a_promotion_that_outlives_an_invalidation_is_never_taken_for_a_new_one() -> None:
-    """A load that hangs across an invalidation ends nobody else's wait, though the chunk was stored and dropped again."""
+    """A load that hangs across an invalidation ends no other wait, though the chunk was stored and dropped again."""
     with Rig(ram=3, disk=4) as rig:
         rig.put_below(chunks := chain("a", 1))
         rig.ask(chunks, waiting := Reader())

@@ -19,6 +19,7 @@ from hotspan.engine.arguments import (
     _draft_bytes,
     add_cache,
     check_hosts,
+    check_replicas,
     draft_class,
     draft_model,
     parse_engine_arguments,
@@ -216,3 +217,22 @@ def test_the_hosts_of_an_engine() -> None:
     assert check_hosts(parse_engine_arguments("org/name", (*NODE, "0")), RAM) == 2
     assert check_hosts(parse_engine_arguments("org/name", (*NODE, "0")), None) == 2
     assert check_hosts(parse_engine_arguments("org/name", (*NODE, "1", "--headless")), RAM, is_headless=True) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "is_refused"),
+    [
+        ("--data-parallel-size 2 --nnodes 2", True),
+        ("--data-parallel-size 2 --tensor-parallel-size 4 --nnodes 4", True),
+        ("--data-parallel-size 2", False),
+        ("--tensor-parallel-size 2 --nnodes 2", False),
+    ],
+)
+def test_replicas_on_further_hosts_are_refused(words: str, is_refused: bool) -> None:
+    """`hotspan serve` starts no scheduler on a further host, and says what to do instead of waiting for one."""
+    arguments = parse_engine_arguments("org/name", tuple(words.split()))
+    if is_refused:
+        with pytest.raises(ConfigError, match="behind `hotspan route`"):
+            check_replicas(arguments)
+    else:
+        check_replicas(arguments)

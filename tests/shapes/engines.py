@@ -81,8 +81,15 @@ class Engine:
         usage, (choice,) = said["usage"]["prompt_tokens_details"] or {}, said["choices"]
         return Answer(choice["text"], choice["logprobs"]["token_logprobs"], usage.get("cached_tokens") or 0)
 
+    def reload(self, weights: Path) -> None:
+        """Have all ranks load other weights."""
+        if "LLM" in self.shape.start:
+            assert self._told(str(weights))
+        else:
+            self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}})
+
     def forget(self) -> None:
-        """Invalidate everything that is cached."""
+        """Empty all tiers; where no server of hotspan's stands before the engine, only RAM."""
         if "LLM" in self.shape.start:
             assert self._told(None)
         elif self.shape.start == "hotspan":
@@ -116,7 +123,7 @@ class Engine:
     def said(self) -> str:
         return "\n".join(log.read_text(errors="replace") for log in self.logs)
 
-    def _told(self, asked: list[int] | None) -> Any:
+    def _told(self, asked: list[int] | str | None) -> Any:
         (process,) = self.processes
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps(asked) + "\n")
@@ -144,12 +151,12 @@ def running(
     Raises: Refused if it ends before it does.
     """
     engine = Engine(shape, model, directory, port=free_port())
-    master = free_port()
+    ports = free_port(), free_port()
     try:
         for node in range(shape.nodes):
             log = directory / f"{len(list(directory.glob('*.log')))}-node{node}.log"
             engine.logs.append(log)
-            engine.processes.append(_started(engine, node, master, log, shared, is_cached=is_cached))
+            engine.processes.append(_started(engine, node, ports, log, shared, is_cached=is_cached))
         _await(engine)
         yield engine
         engine.stop()
@@ -158,9 +165,9 @@ def running(
 
 
 def _started(
-    engine: Engine, node: int, master: int, log: Path, shared: Path | None, *, is_cached: bool
+    engine: Engine, node: int, ports: tuple[int, int], log: Path, shared: Path | None, *, is_cached: bool
 ) -> subprocess.Popen[Any]:
-    shape, disk = engine.shape, engine.directory / "disk"
+    shape, disk, (master, calls) = engine.shape, engine.directory / "disk", ports
     tiers: dict[str, Any] = {"ram_gib": 0.125} | ({"disk": str(disk), "disk_gib": 1} if shape.has_disk else {})
     extra = {f"hotspan.{name}": value for name, value in tiers.items()}
     transfer = {"kv_connector": "HotspanConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
@@ -178,6 +185,7 @@ def _started(
         if shape.nodes > 1:
             words += ["--nnodes", str(shape.nodes), "--node-rank", str(node)]
             words += ["--master-addr", "127.0.0.1", "--master-port", str(master), *(["--headless"] if node else [])]
+            words += ["--data-parallel-rpc-port", str(calls)] if shape.replicas > 1 else []
         if shape.start == "hotspan":
             words += _words(tiers) if is_cached else ["--no-cache"]
             command = [sys.executable, "-m", "hotspan", "serve", *words]

@@ -20,6 +20,8 @@ def main(settings: dict[str, Any]) -> None:
         asked = json.loads(line)
         if asked is None:
             answer: Any = engine.reset_prefix_cache(reset_connector=True)
+        elif isinstance(asked, str):
+            answer = bool(engine.collective_rpc("reload_weights", kwargs={"weights_path": asked}))
         else:
             (output,) = engine.generate([{"prompt_token_ids": asked}], options, use_tqdm=False)
             first = output.outputs[0]

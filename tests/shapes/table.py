@@ -32,6 +32,7 @@ class Shape:
 
 TP2, PP2, DP2 = "--tensor-parallel-size 2", "--pipeline-parallel-size 2", "--data-parallel-size 2"
 RAY = "--distributed-executor-backend ray"
+REPLICAS_OVER_HOSTS = "has replicas on further hosts"
 DISK_OVER_HOSTS = r"a disk tier \(--disk\) can't be had by an engine over several hosts"
 
 SHAPES = (
@@ -48,6 +49,8 @@ SHAPES = (
     Shape("vllm", "TP 2 over two nodes", TP2, nodes=2, has_disk=False),
     Shape("hotspan", "TP 2 over two nodes", TP2, nodes=2, has_disk=False),
     Shape("vllm", "PP 2 over two nodes", PP2, nodes=2, has_disk=False),
+    Shape("vllm", "DP 2 over two nodes", DP2, nodes=2, replicas=2),
+    Shape("hotspan", "DP 2 over two nodes", DP2, nodes=2, replicas=2, refused=REPLICAS_OVER_HOSTS),
     Shape("vllm", "TP 2, Ray", f"{TP2} {RAY}"),
     Shape("hotspan", "TP 2, Ray", f"{TP2} {RAY}"),
     Shape("LLM", "one rank"),

@@ -160,6 +160,18 @@ def check_hosts(arguments: Namespace, settings: CacheSettings | None, *, is_head
     return hosts
 
 
+def check_replicas(arguments: Namespace) -> None:
+    """Raise ConfigError for replicas that would be on further hosts: nobody starts their schedulers there."""
+    replicas, ranks = arguments.data_parallel_size, arguments.tensor_parallel_size * arguments.pipeline_parallel_size
+    local = arguments.data_parallel_size_local or max(replicas * ranks // arguments.nnodes // ranks, 1)
+    if arguments.nnodes > 1 and local < replicas:
+        raise ConfigError(
+            f"--data-parallel-size {replicas} with --nnodes {arguments.nnodes} has replicas on further hosts, and "
+            "`hotspan serve` runs those of one host: give each host a server of its own, behind `hotspan route`, or "
+            "start the engine by your own `vllm serve` (docs/add-to-vllm.md)"
+        )
+
+
 def _check_node(arguments: Namespace, *, is_headless: bool) -> None:
     """Raise ConfigError for a host that would have no ranks to run, or none of whose ranks the server would know."""
     if arguments.headless and not is_headless:

@@ -27,7 +27,7 @@ from hotspan.cache.savings import SavedText
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.clock import Clock
 from hotspan.core.terms import Terms
-from hotspan.core.types import Lookup, Tier
+from hotspan.core.types import Chunk, Lookup, Tier
 from hotspan.engine.blend.admission import Blending
 from hotspan.engine.blend.orders import Report
 from hotspan.engine.compat import CacheHitSource, keep_state, kept_state
@@ -300,7 +300,7 @@ class HotspanManager(StepWaits, OffloadingManager):
     def _slots(self, keys: Collection[OffloadKey], req_context: ReqContext) -> CPULoadStoreSpec | None:
         """Where a load reads; None if that can't be told."""
         record = self._record(req_context)
-        chunks = [record.chunks[key] for key in keys]
+        chunks = self._chunks(keys, req_context)
         loaded = Counter(map(get_offload_group_idx, keys))
         # Of a sliding window only the end is loaded, of a recurrent state only the last one.
         counted = max(record.groups, key=lambda group: loaded[group.index] * group.tokens)
@@ -320,7 +320,7 @@ class HotspanManager(StepWaits, OffloadingManager):
         if record.failed_load is not None and record.failed_load == frozenset(keys):
             record.failed_load = None
             return  # it has no pins, and those of its chunks are others'
-        left = deque(record.chunks[key].key for key in keys)
+        left = deque(chunk.key for chunk in self._chunks(keys, req_context))
 
         def unpin() -> None:
             while left:
@@ -359,7 +359,7 @@ class HotspanManager(StepWaits, OffloadingManager):
     @netted(lambda: None)
     def complete_store(self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True) -> None:
         record = self._record(req_context)
-        chunks = sorted((record.chunks[key] for key in keys), key=lambda chunk: chunk.index)
+        chunks = in_order(self._chunks(keys, req_context))
         forget = partial(self.cache.end_store, chunks, success=False)
 
         def end() -> None:
@@ -413,3 +413,7 @@ class HotspanManager(StepWaits, OffloadingManager):
         if record is None:
             raise RuntimeError(f"request {req_context.req_id} was never admitted")
         return record
+
+    def _chunks(self, keys: Collection[OffloadKey], req_context: ReqContext) -> list[Chunk]:
+        chunks = self._record(req_context).chunks
+        return [chunks[key] for key in keys]

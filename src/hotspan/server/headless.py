@@ -34,11 +34,12 @@ def run_headless(options: ServeOptions, own_options: tuple[str, ...] = ()) -> No
         if is_remote(options.model):
             options = fetched(options, surroundings)
         check_files(options, surroundings)
-        from hotspan.engine.arguments import add_cache, check_hosts, parse_engine_arguments
+        from hotspan.engine.arguments import add_cache, check_hosts, check_replicas, parse_engine_arguments
 
         arguments = parse_engine_arguments(options.model, options.engine, own_options)
         check_draft(options, arguments, surroundings)
         check_hosts(arguments, options.cache, is_headless=True)
+        check_replicas(arguments)
         if options.cache is not None:
             check_tiers(options.cache, surroundings)
             options = dataclasses.replace(options, cache=dataclasses.replace(options.cache, error_file=str(error_file)))

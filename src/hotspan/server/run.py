@@ -110,13 +110,14 @@ def run_server(options: ServeOptions, own_options: tuple[str, ...] = (), link: L
 async def _serve(
     options: ServeOptions, entrance: Entrance, own_options: tuple[str, ...], error_file: Path, aftermath: Aftermath
 ) -> None:
-    from hotspan.engine.arguments import add_cache, check_hosts
+    from hotspan.engine.arguments import add_cache, check_hosts, check_replicas
     from hotspan.engine.guard import RequestGuard
     from hotspan.engine.launch import launch
 
     started = time.monotonic()
     arguments = _arguments(options, entrance, own_options)
     options = _without_useless_tiers(options, arguments, entrance)
+    check_replicas(arguments)
     if check_hosts(arguments, options.cache) > 1:
         options = dataclasses.replace(options, extent=None)
     elif options.extent is not None and options.cache is not None:
