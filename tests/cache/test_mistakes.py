@@ -69,3 +69,23 @@ def test_a_call_that_raises_leaves_nothing_pinned(owner: type, name: str, monkey
         assert not rig.cache.ram.is_pinned and not rig.cache.ram.forgotten
         assert rig.cache._loading == rig.cache._storing == 0
         rig.cache.check()
+
+
+def test_what_was_offered_last_is_written_before_anything_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache that closes hands over what a load has just offered, and waits for it then, not before."""
+    with Rig(ram=4, disk=4) as rig:
+        rig.store(text := chain("a", 2))
+        rig.land()
+        rig.tier.discard(text[0].key)
+        written, waits = len(rig.stores), list[int]()
+        rig.ask(text, reader := Reader())
+        rig.load(text, reader)
+        assert rig.cache.is_persisting and len(rig.stores) == written
+
+        def wait(timeout_s: float) -> None:
+            waits.append(len(rig.stores))
+            rig.tier.finish_all()
+
+        monkeypatch.setattr(rig.cache, "wait", wait)
+        rig.cache.close(1.0)
+        assert waits and waits[0] > written

@@ -424,6 +424,7 @@ class TieredCache:
         """
         writing, closing = (Deadline(share * timeout_s, self._clock.monotonic) for share in (0.9, 1.0))
         failed = {tier: count - self.queued()[tier] for tier, count in self._lower.unwritten().items()}
+        self.step()  # what was offered since the last one is on its way then
         while self.is_persisting and (left_s := writing.rest_s()):
             self.wait(min(left_s, 0.05))
             self.step()

@@ -1,0 +1,114 @@
+"""Kills of either node of an engine over two hosts with RAM, while it answers: no wrong answer, nothing left behind.
+
+    python -m tests.shapes.kills 200 [--seed N] [--start vllm]
+
+Needs root: the second host is a process with a /dev/shm of its own. A kill is SIGKILL to all processes of a node, at a
+random moment of a random number of requests; the other node has to end by itself, and the engine starts again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import tempfile
+import threading
+import time
+from collections import Counter
+from http.client import HTTPException
+from pathlib import Path
+
+import psutil
+
+from hotspan.core.shared_memory import SHARED_MEMORY
+from hotspan.demo.model import make_demo_model
+from tests.tiers.mounts import mounted
+
+from .engines import Answer, Engine, running, slabs
+from .table import TP2, Shape
+from .test_shapes import CLOSE, TEXTS, WHOLE, text_of
+
+END_S = 120.0
+"""Within this the other node ends by itself."""
+
+
+class Wrong(Exception):
+    """An answer, or what was left behind."""
+
+
+def kill_node(engine: Engine, node: int) -> None:
+    """SIGKILL to all processes of one node."""
+    with contextlib.suppress(psutil.Error):
+        parent = psutil.Process(engine.processes[node].pid)
+        for each in (*parent.children(recursive=True), parent):
+            with contextlib.suppress(psutil.Error):
+                each.kill()
+
+
+def same(have: Answer, want: Answer) -> bool:
+    chances = zip(have.chances, want.chances, strict=True)
+    return have.text == want.text and all(abs(one - other) < CLOSE for one, other in chances)
+
+
+def turn(
+    shape: Shape, model: Path, directory: Path, shared: Path, truth: list[Answer], chance: random.Random
+) -> Counter[str]:
+    """One start, requests and a kill in the middle of them. Raises: Wrong."""
+    counts: Counter[str] = Counter()
+    node = chance.randrange(2)
+    with running(shape, model, directory, shared) as engine:
+        timer = threading.Timer(chance.uniform(0.05, 4.0), kill_node, (engine, node))
+        timer.start()
+        with contextlib.suppress(OSError, HTTPException, AssertionError, ValueError):  # the server is gone
+            while True:
+                seed = chance.randrange(TEXTS)
+                answer = engine.ask(text_of(seed))
+                counts["answers"] += 1
+                counts["hits"] += answer.cached >= WHOLE
+                if not same(answer, truth[seed]):
+                    raise Wrong(f"text {seed}: {answer} is not {truth[seed]}")
+        timer.join()
+        counts[f"kills of node {node}"] += 1
+        other, until = engine.processes[1 - node], time.monotonic() + END_S
+        while other.poll() is None and time.monotonic() < until:
+            time.sleep(0.1)
+        counts["ended by themselves"] += other.poll() is not None
+        engine.kill()
+    left = slabs(SHARED_MEMORY), slabs(shared)
+    until = time.monotonic() + END_S
+    while any(left) and time.monotonic() < until:  # the process that cleans up takes a moment
+        time.sleep(0.1)
+        left = slabs(SHARED_MEMORY), slabs(shared)
+    if any(left):
+        raise Wrong(f"slabs are left: {left}")
+    return counts
+
+
+def main() -> None:
+    """From the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kills", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--start", choices=("hotspan", "vllm"), default="hotspan")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no kill after so many")
+    given = parser.parse_args()
+    shape = Shape(given.start, "TP 2 over two nodes", TP2, nodes=2, has_disk=False)
+    chance, counts, begun_s = random.Random(given.seed), Counter[str](), time.monotonic()
+    with tempfile.TemporaryDirectory() as place, mounted(Path(place) / "shm", "tmpfs", "size=2g") as shared:
+        model = make_demo_model(Path(place) / "model", "tiny").path
+        alone = Path(place) / "alone"
+        alone.mkdir()
+        with running(Shape("LLM", "one rank"), model, alone, is_cached=False) as engine:
+            truth = [engine.ask(text_of(seed)) for seed in range(TEXTS)]
+        for number in range(given.kills):
+            if time.monotonic() - begun_s > given.seconds:
+                break
+            directory = Path(place) / str(number)
+            directory.mkdir()
+            counts += turn(shape, model, directory, shared, truth, chance)
+            print(f"{number + 1} starts in {time.monotonic() - begun_s:.0f} s: {dict(counts)}", flush=True)
+    print(f"0 wrong answers, no slab left: {dict(counts)}")
+
+
+if __name__ == "__main__":
+    main()
