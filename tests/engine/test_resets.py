@@ -4,12 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from hotspan.core.types import Tier
 from proofs.simulated.memory_store import MemoryServer
 
+from hotspan.core.types import Tier
+from kit.engine import CHUNK
+
 from .harness.core import Core, core
-from .rig import CHUNK
 
 RESETS: dict[str, Callable[[Core], object]] = {
     "sleep": lambda engine: (engine.core.sleep(1), engine.core.wake_up()),

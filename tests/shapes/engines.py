@@ -37,6 +37,8 @@ _VARIABLES = {
     "VLLM_NO_USAGE_STATS": "1",
     "HOTSPAN_ADMIN_TOKEN": _TOKEN,
     "RAY_DEDUP_LOGS": "0",
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",  # two ranks on a busy machine would spend their time waiting for each other
 }
 _MODEL = {
     "dtype": "float32",

@@ -290,17 +290,16 @@ class HotspanConnector(OffloadingConnector):
     def _lose_load(self, request: Request, blocks: KVCacheBlocks, tokens: int, *, is_inline: bool) -> None:
         """A load could not begin on whose bytes vLLM counts: let it compute them."""
         scheduler = self._scheduler
-        state = scheduler._req_status[request.request_id]
+        state = scheduler._req_status.get(request.request_id)
         for job_id in [n for n, job in scheduler._current_batch_load_jobs.items() if job.req_id == request.request_id]:
             del scheduler._current_batch_load_jobs[job_id]
-            state.transfer_jobs.discard(job_id)
+            if state is not None:
+                state.transfer_jobs.discard(job_id)
             job = scheduler._jobs.pop(job_id, None)
             if job is not None and scheduler._chunks_being_loaded:
                 scheduler._chunks_being_loaded.difference_update(job.keys)
         if self._inline is not None:
             self._inline.withdraw(request)
-        if self.manager.blending is not None:
-            self.manager.blending.withdraw(request.request_id)
         self.manager.end_allocation(request)
         if not tokens:
             return

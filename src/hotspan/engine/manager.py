@@ -221,6 +221,8 @@ class HotspanManager(StepWaits, OffloadingManager):
         if request is not None:
             for keys, context in prepared:
                 self.complete_load(keys, context)
+            if self.blending is not None:
+                self._unfinished.do("withdraw", partial(self.blending.withdraw, request.request_id))
             if (record := self._records.get(request.request_id)) is not None:
                 record.has_failed_load = True
             self.leave_out(request)

@@ -14,6 +14,7 @@ from hotspan.core.terms import Scope, tag_labels, tenant_label
 from hotspan.engine.blend import admission
 from hotspan.engine.blend.forward import EngineForward
 from hotspan.engine.blend.selftest import CanNotBlend, self_test
+from hotspan.engine.net import LEFT_OUT
 from kit.engine import Rig
 
 from .engine import WINDOW, Library, ask, blended_and_exact, blending, empty, forward, of
@@ -58,6 +59,33 @@ def test_permuted_documents_are_blended(engine: Rig) -> None:
     assert answer.blend is not None and answer.blend["reused"] == 6 * WINDOW
     assert answer.blend["recomputed"] == 3 * 16 and answer.blend["fresh"] < 200
     assert answer.cached <= 128  # the exact prefix
+
+
+@pytest.mark.parametrize("name", ["_reader", "_selection", "isolated"])
+def test_a_blend_that_can_not_begin_is_computed(engine: Rig, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Whatever raises once the engine counts on a blend, before its windows are pinned or after: the answer is that of
+    an exact request, the mistake is counted, and later requests are blended.
+    """
+    library = Library(engine, 1500, 3)
+    library.learn()
+    prompt = library.prompt(2, 1, 0)
+    before = LEFT_OUT.counts["error"]
+    with monkeypatch.context() as patched:
+        begin, owner = admission.Blending.begin, admission if name == "isolated" else admission.Blending
+
+        def failing(*_: object, **__: object) -> None:
+            raise KeyError("a mistake")
+
+        def begun(self: admission.Blending, *args: Any) -> Any:
+            with monkeypatch.context() as inside:
+                inside.setattr(owner, name, failing)
+                return begin(self, *args)
+
+        patched.setattr(admission.Blending, "begin", begun)
+        answer = ask(engine, prompt)[0]
+    assert answer.blend is None and LEFT_OUT.counts["error"] > before
+    assert answer.tokens == ask(engine, prompt, blend=False)[0].tokens
+    assert ask(engine, library.prompt(1, 0, 2))[0].blend is not None
 
 
 def test_all_recomputed_is_the_prefill(engine: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,14 +198,17 @@ class Blending:
         return plan
 
     def withdraw(self, request_id: str) -> None:
-        """A request could not begin: it is computed, and nothing is held for it."""
+        """A request could not begin: it is computed, and nothing is held for it. If it raises, call it again."""
         known = self._requests.get(request_id)
         if known is None:
             return
         known.chosen, known.plan, known.is_settled = None, None, True
-        if (loading := self._loading.pop(-1 if known.job is None else known.job, None)) is not None:
-            self._new_jobs = [job for job in self._new_jobs if job.request_id != request_id]
-            self._cache.end_load(loading.keys)
+        self._new_jobs = [job for job in self._new_jobs if job.request_id != request_id]
+        if known.job is not None and (loading := self._loading.get(known.job)) is not None:
+            while loading.keys:
+                self._cache.end_load(loading.keys[-1:])
+                loading.keys.pop()
+            del self._loading[known.job]
         known.job = None
         self._cache.release(known.reader)
 
