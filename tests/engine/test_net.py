@@ -368,6 +368,7 @@ def test_a_mistake_at_an_end_leaves_nothing_pinned(
                     engine.start(f"asked-{turn}-{number}", text, 3)
                     engine.step()
                 engine.ask(engine.text(50 + turn, 3 * CHUNK + 8))
+                engine.until(lambda: not engine.connector._scheduler._jobs, engine.step)
                 is_failing = False
                 for number in range(4):
                     assert engine.answers[f"asked-{turn}-{number}"] == engine.answers[f"computed-{number}"]

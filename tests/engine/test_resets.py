@@ -48,6 +48,7 @@ def test_a_reset_while_requests_run_leaves_right_bytes(tiny_model: Path, tmp_pat
             engine.check()
         engine.settle()
         assert not any(entry.pins or entry.is_used for entry in engine.cache.ram.entries.values())
+        engine.stored(texts[0])
         engine.forget_gpu()
         assert engine.ask(texts[0]) == 3 * CHUNK
         engine.check()
