@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from proofs.simulated.memory_store import MemoryServer
 
 from hotspan.core.types import Tier
 from kit.engine import CHUNK
+from kit.simulated.memory_store import MemoryServer
 
 from .harness.core import Core, core
 

@@ -230,7 +230,7 @@ OWN: dict[str, str] = {
     "HotspanConnector": "get_transfer_results",
     "HotspanManager": """
         bind admit is_waiting blended note_answer begin retire begin_step idle get_load_source
-        note_report end_allocation kept_tokens
+        end_allocation
     """,
     "HotspanSpec": "open_slab find_ranks report unlink_slab",
     "HostWorker": "await_loads slot",

@@ -23,19 +23,17 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.request import Request
 
 from hotspan.cache.rhythm import Rhythm
-from hotspan.cache.savings import SavedText
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.clock import Clock
 from hotspan.core.terms import Terms
 from hotspan.core.types import Chunk, Lookup, Tier
 from hotspan.engine.blend.admission import Blending
-from hotspan.engine.blend.orders import Report
 from hotspan.engine.compat import CacheHitSource, keep_state, kept_state
 from hotspan.engine.encoder.outputs import EncoderOutputs
 from hotspan.engine.events import ChunkEvents
 from hotspan.engine.failed_loads import FailedLoad
 from hotspan.engine.metrics import CacheMetrics
-from hotspan.engine.net import Unfinished, netted
+from hotspan.engine.net import netted
 from hotspan.engine.prefixes import GpuPrefixes
 from hotspan.engine.requests import Admission, RequestRecord, in_order
 from hotspan.engine.step_waits import StepWaits
@@ -95,7 +93,6 @@ class HotspanManager(StepWaits, OffloadingManager):
         self.rhythm = rhythm
         self._metrics = CacheMetrics(cache, follower, keyring)
         self.closing = contextlib.ExitStack()
-        self._unfinished = Unfinished()
         self._prepared: list[tuple[Collection[OffloadKey], ReqContext]] = []
         self._report_s = 0.0  # when metrics are to be reported again
 
@@ -207,11 +204,6 @@ class HotspanManager(StepWaits, OffloadingManager):
             if self.tracing is not None:
                 self.tracing.retire(record)
 
-    def kept_tokens(self, request_id: str) -> int:
-        """How many tokens of a request the engine's own cache had, when it looked last."""
-        record = self._records.get(request_id)
-        return record.kept_tokens if record is not None else 0
-
     def end_allocation(self, request: Request | None = None) -> None:
         """vLLM has in its books what was prepared for a request; or else that request is given: its load is withdrawn.
 
@@ -235,12 +227,6 @@ class HotspanManager(StepWaits, OffloadingManager):
             self.tracing.step()
         if self.steps is not None:
             self.steps.schedule(scheduled)
-
-    @netted(lambda: None)
-    def note_report(self, report: Report) -> None:
-        """What the worker did of blends."""
-        if self.blending is not None:
-            self._unfinished.do("blends", partial(self.blending.note, report))
 
     @netted(lambda: None)
     def idle(self, timeout_s: float) -> None:
@@ -400,15 +386,6 @@ class HotspanManager(StepWaits, OffloadingManager):
         self.closing.close()
 
     # -- inside --------------------------------------------------------------------------------------------------------
-
-    def _note_saved(self, record: RequestRecord, load_s: float) -> None:
-        """A request's load is complete: its text has saved what computing it would have taken more."""
-        chunks = record.all_chunks()
-        if chunks and record.loaded_tokens:
-            begin, end = record.kept_tokens - record.loaded_tokens, record.kept_tokens
-            cost = self.cache.cost
-            saved_s = cost.prefill_s(begin, end) - load_s if cost is not None else 0.0
-            self.savings.note(SavedText(record.tags, chunks[0].key, record.terms), record.loaded_tokens, saved_s)
 
     def _record(self, req_context: ReqContext) -> RequestRecord:
         record = kept_state(req_context, RequestRecord)

@@ -9,12 +9,13 @@ A request that is taken out goes on, and leaves nothing in the cache.
 import logging
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request
 
-from hotspan.cache.savings import Savings
+from hotspan.cache.savings import SavedText, Savings
 from hotspan.cache.tiered import TieredCache
 from hotspan.cache.withdrawals import Withdrawals
 from hotspan.core.clock import Clock
@@ -23,8 +24,9 @@ from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Scope, adapter_label
 from hotspan.engine.adapters import registered_name
 from hotspan.engine.blend.admission import Blending
+from hotspan.engine.blend.orders import Report
 from hotspan.engine.encoder.outputs import EncoderOutputs
-from hotspan.engine.net import netted
+from hotspan.engine.net import Unfinished, netted
 from hotspan.engine.prefixes import GpuPrefixes
 from hotspan.engine.requests import Admission, RequestRecord
 from hotspan.tiers.base import Durable
@@ -66,6 +68,7 @@ class PresentRequests:
         self._clock = clock
         self._records: dict[str, RequestRecord] = {}
         self._ended: list[RequestRecord] = []
+        self._unfinished = Unfinished()
         self._withdrawals = Withdrawals()
         self._ended_s = -math.inf  # when the last namespace ended
 
@@ -227,3 +230,23 @@ class PresentRequests:
 
     def _pace_prefetches(self) -> None:
         self.cache.prefetches.is_busy = len(self._records) > len(self._ended)
+
+    def kept_tokens(self, request_id: str) -> int:
+        """How many tokens of a request the engine's own cache had, when it looked last."""
+        record = self._records.get(request_id)
+        return record.kept_tokens if record is not None else 0
+
+    @netted(lambda: None)
+    def note_report(self, report: Report) -> None:
+        """What the worker did of blends."""
+        if self.blending is not None:
+            self._unfinished.do("blends", partial(self.blending.note, report))
+
+    def _note_saved(self, record: RequestRecord, load_s: float) -> None:
+        """A request's load is complete: its text has saved what computing it would have taken more."""
+        chunks = record.all_chunks()
+        if chunks and record.loaded_tokens:
+            begin, end = record.kept_tokens - record.loaded_tokens, record.kept_tokens
+            cost = self.cache.cost
+            saved_s = cost.prefill_s(begin, end) - load_s if cost is not None else 0.0
+            self.savings.note(SavedText(record.tags, chunks[0].key, record.terms), record.loaded_tokens, saved_s)
