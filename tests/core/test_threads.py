@@ -16,6 +16,7 @@ SOURCE = Path(hotspan.__file__).parent
 
 EXECUTORS = {
     "server/source.py": "pool.map raises in the caller",
+    "server/python_control.py": "result() in the caller",
     "engine/fingerprint.py": "pool.map raises in the caller",
     "engine/admin.py": "futures are answers, or their job catches what it raises (_submit)",
     "l2/s3.py": "wait, then result() of each in the caller",

@@ -177,7 +177,7 @@ async def what_texts_do(path: Path) -> None:
         await at.status({"messages": [{"role": "user", "content": "a long text " * 200}]}, "/v1/chat/completions")
         async with at.client.post(at.url + "/v1/completions", data=b"{") as answer:
             await answer.read()
-        with patch.object(at.router, "_answers", {}):  # a mistake of ours
+        with patch("hotspan.router.gateway._ANSWERS", {}):  # a mistake of ours
             async with at.client.get(at.url + "/v1/models") as answer:
                 assert answer.status == 500
 
