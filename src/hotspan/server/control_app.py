@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
@@ -37,13 +36,6 @@ _CHARS_PER_TOKEN = 128
 """Of the longest token, where the tokenizer does not tell."""
 
 Json = dict[str, Any]
-
-
-class Command(BaseModel):
-    """One that another core of the same engine passes on (engine/admin.py)."""
-
-    command: Json
-    timeout_s: float | None = None
 
 
 class CoreEngine:
@@ -127,9 +119,10 @@ def app_of(engine: CoreEngine, cache: CacheSettings) -> ASGIApp:
     own = APIRouter(route_class=OwnRoute)
 
     @own.post(_COMMAND)
-    async def command(asked: Command) -> Json:
+    async def command(request: Request) -> Json:
+        asked = await request.json()  # of another core of this engine (_passed_on)
         try:
-            return await engine.do(asked.command, asked.timeout_s)
+            return await engine.do(asked["command"], asked["timeout_s"])
         except (EngineError, TimeoutError) as error:
             raise HttpError(503, str(error) or "the engine gave no answer in time") from error
 
