@@ -358,7 +358,7 @@ def test_who_reaches_what(house: House) -> None:
         ("GET", "/health", 200, 200, 200, 200),
         ("GET", "/v1/models", 401, 401, 200, 200),
         ("POST", "/hotspan/cache/check", 401, 401, 403, 200),
-        ("GET", "/nothing", 401, 401, 403, 404),
+        ("GET", "/nothing", 404, 404, 404, 404),
     ):
         keys = (None, "sk-wrong", KEYS["acme"], house.token)
         assert [house.call(method, path, key, {} if method == "POST" else None)[0] for key in keys] == expected, path
