@@ -279,7 +279,7 @@ helm: develop
 # Tests start some hundreds of processes, each of which would compile what it imports.
 test test-slow: export PYTHONDONTWRITEBYTECODE :=
 test: develop  ## Everything that a change must pass
-	@$(MAKE) -j $(WORKERS) lint-style lint-layers servers helm
+	@$(MAKE) -j $(WORKERS) lint-style lint-layers lint-dependencies servers helm
 # tests/groups.py has what shares a server, and so a worker, and which tests begin first.
 # Tests without an engine wait for disks, servers and deadlines more than those with one: a worker more fills that time,
 # and so does mypy, which takes one core for minutes. They use schemathesis without its plugin.

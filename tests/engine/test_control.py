@@ -12,7 +12,6 @@ import pytest
 
 import hotspan
 from hotspan.core.errors import RefusedError
-from hotspan.server.control import register
 from kit.engine import CHUNK, rig
 
 from .test_plugin import PROMPT, asked, vllm_serving
@@ -33,7 +32,6 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_an_llm_is_administered_by_python_calls(tiny_model: Path, tmp_path: Path, runtime: Path) -> None:
     """`hotspan.control(llm)`: what is invalidated is computed anew, with the same answer; nothing else is."""
-    register()
     with rig(tiny_model, disk=tmp_path / "disk", cache={"is_served": False}) as engine:
         control = hotspan.control(engine.llm)
         one, other = engine.text(1, LENGTH), engine.text(2, LENGTH)
@@ -62,7 +60,6 @@ def test_an_llm_is_administered_by_python_calls(tiny_model: Path, tmp_path: Path
 
 def test_vllm_serve_is_administered_by_the_command_line(tiny_model: Path, tmp_path: Path, runtime: Path) -> None:
     """`hotspan cache` finds the engine by itself; asked at vLLM's own port it says where the engine is."""
-    register()
     tiers = {"hotspan.ram_gib": 0.25, "hotspan.disk": str(tmp_path / "disk"), "hotspan.disk_gib": 1}
     config = {"kv_connector": "HotspanConnector", "kv_role": "kv_both", "kv_connector_extra_config": tiers}
 

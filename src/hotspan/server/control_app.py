@@ -24,7 +24,7 @@ from hotspan.http.connections import HttpLimits
 from hotspan.http.errors import HttpError
 from hotspan.http.serving import listen
 from hotspan.http.unix import UnixConnection
-from hotspan.server.admin import DURABLE_S, CacheAdmin, admin_router
+from hotspan.server.admin import CacheAdmin, admin_router
 from hotspan.server.exchange import OwnRoute
 from hotspan.server.principal import Principal, asking
 
@@ -168,7 +168,7 @@ def serve(
 async def _serve(app: ASGIApp, listener: socket.socket, ends: socket.socket) -> None:
     listener.setblocking(False)
     ends.setblocking(False)
-    server = await listen(app, HttpLimits(deaf_s=DURABLE_S), listener, ServerState())
+    server = await listen(app, HttpLimits(), listener, ServerState())
     await asyncio.get_running_loop().sock_recv(ends, 1)
     server.close()
 

@@ -1,4 +1,4 @@
-"""Access to routes: one table has every route of the app; all others are the administrator's. What is none is a 404."""
+"""Access to routes: one table has every route of the app; all others are the administrator's. Other paths are 404."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

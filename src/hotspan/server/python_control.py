@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from hotspan.config.control import EngineSockets, engine_sockets
+from hotspan.config.control import engine_sockets
 from hotspan.config.environment import environment
 from hotspan.core.errors import ConfigError, RefusedError
 from hotspan.http.paths import PIN, PREFETCH
@@ -84,7 +84,7 @@ class Control:
 
 
 def _socket_of(name: str) -> Path:
-    engines: list[EngineSockets] = engine_sockets(environment())
+    engines = engine_sockets(environment())
     found = next((engine for engine in engines if engine.name == name and engine.owner == os.getpid()), None)
     if found is None:
         raise ConfigError(
