@@ -104,6 +104,14 @@ def test_only_its_user_reaches_a_socket(runtime: Path, closing: ExitStack) -> No
     assert [engine.name for engine in engine_sockets({})] == ["abcde"]
 
 
+def test_an_engine_starts_whose_configuration_is_another(runtime: Path) -> None:
+    """A release of vLLM's without the names that the socket's path has is served without a socket."""
+    other = config()
+    del other.instance_id
+    open_control(Administrator(), other)()  # type: ignore[arg-type]
+    assert not runtime.exists()
+
+
 def test_all_cores_of_an_engine_answer(runtime: Path, closing: ExitStack) -> None:
     """Whichever is asked; the receipt is that of all, and an engine beside it hears nothing."""
     cores = [opened(closing, rank) for rank in range(3)]

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from hotspan.config.control import socket_path
 from hotspan.config.environment import environment
-from hotspan.core.errors import HotspanError
 from hotspan.core.threads import start
 from hotspan.engine.plugin import offer_control
 from hotspan.engine.plugin import register as register_connector
@@ -48,7 +47,7 @@ def open_control(administrator: "Administrator", config: Any) -> Callable[[], No
     try:
         path = socket_path(owner_process(), config.instance_id, core_rank(config), environment())
         opened = ControlSocket(path, administrator, config)
-    except (HotspanError, OSError) as error:
+    except Exception as error:  # of whatever kind, also where a release of vLLM's has other names: no start fails by it
         logger.warning("administration_not_open error=%s (the engine runs without it)", error)
         return lambda: None
     logger.info("administration_open server=unix:%s", path)
