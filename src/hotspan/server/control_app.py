@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import json
 import socket
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 _COMMAND = "/control/command"
 _CHARS_PER_TOKEN = 128
 """Of the longest token, where the tokenizer does not tell."""
+
+_making = threading.Lock()
+"""FastAPI changes the filters of warnings while it makes routes, which are the process's: two engines may be in one."""
 
 Json = dict[str, Any]
 
@@ -162,7 +166,9 @@ def serve(
 ) -> None:
     """Answer on a listening socket until something can be read from `ends`."""
     settings = CacheSettings.from_json(config.kv_transfer_config.kv_connector_extra_config["hotspan"])
-    asyncio.run(_serve(app_of(CoreEngine(path, rank, administrator, config), settings), listener, ends))
+    with _making:
+        app = app_of(CoreEngine(path, rank, administrator, config), settings)
+    asyncio.run(_serve(app, listener, ends))
 
 
 async def _serve(app: ASGIApp, listener: socket.socket, ends: socket.socket) -> None:
