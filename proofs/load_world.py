@@ -84,10 +84,9 @@ class EmptySlab:
 class LinkTier:
     """A storage tier whose transfers take a lane each, wait out a latency and share a link.
 
-    pace: how it is at a moment. size: bytes of a chunk. noise: of a transfer's time, as `Engine.noise`.
+    pace: how it is at a moment. size: bytes of a chunk. noise: of a transfer's time, as `Engine.noise`. An L2 must be
+    asked what it has, and answers after its latency.
     """
-
-    asking = 0
 
     def __init__(
         self,
@@ -113,11 +112,14 @@ class LinkTier:
         self._storing = 0
         self._flying: list[tuple[float, int, Transfer]] = []
         self._count = 0
+        self._answers: dict[ChunkKey, float] = {}  # what was asked about, and when the answer comes
+        self._coming: list[float] = []  # answers
 
     @property
     def next_s(self) -> float:
-        """When the next transfer ends."""
-        return self._flying[0][0] if self._flying else NEVER
+        """When the next transfer ends, or the next answer comes."""
+        answer_s = self._coming[0] if self.asking else NEVER
+        return min(answer_s, self._flying[0][0]) if self._flying else answer_s
 
     def _submit(self, key: ChunkKey, *, is_load: bool) -> None:
         (self._loads if is_load else self._stores).append((self._clock.monotonic(), key))
@@ -145,14 +147,26 @@ class LinkTier:
 
     # -- StorageTier -----------------------------------------------------------------------------------------------
 
+    @property
+    def asking(self) -> int:
+        while self._coming and self._coming[0] <= self._clock.monotonic():
+            heapq.heappop(self._coming)
+        return len(self._coming)
+
     def ask(self, chunks: Sequence[Chunk], tenant: int) -> None:
-        return
+        new = [chunk.key for chunk in chunks if chunk.key not in self._answers]
+        if self.tier is Tier.L2 and new:
+            now_s = self._clock.monotonic()
+            answer_s = now_s + self._pace(now_s).latency_s
+            self._answers |= dict.fromkeys(new, answer_s)
+            heapq.heappush(self._coming, answer_s)
 
     def is_asking(self, key: ChunkKey) -> bool:
-        return False
+        return self._answers.get(key, 0.0) > self._clock.monotonic()
 
     def lookup(self, key: ChunkKey) -> bool:
-        return key in self.parents
+        is_known = self.tier is not Tier.L2 or self._answers.get(key, NEVER) <= self._clock.monotonic()
+        return is_known and key in self.parents
 
     def terms(self, key: ChunkKey) -> Terms:
         return Terms()
@@ -170,9 +184,10 @@ class LinkTier:
         return []
 
     def submit_store(self, chunk: Chunk, terms: Terms, payload: memoryview) -> bool:
-        if chunk.key in self.parents or not self.can_store():
+        if self.lookup(chunk.key) or not self.can_store():
             return False
         self.parents[chunk.key] = chunk.parent
+        self._answers[chunk.key] = 0.0
         self._storing += 1
         self._submit(chunk.key, is_load=False)
         return True
@@ -228,7 +243,7 @@ class Request:
     """One request, and what becomes of it.
 
     chunks: of its prompt's front, as far as they are named. answer: tokens that it decodes. done: prompt tokens that
-    the engine has. emitted: tokens decoded.
+    the engine has. emitted: tokens decoded; `again` of them are computed once more, as part of the prompt.
     """
 
     name: str
@@ -240,6 +255,7 @@ class Request:
     state: str = "waiting"
     done: int = 0
     emitted: int = 0
+    again: int = 0
     hit_tokens: int = 0
     loading: list[ChunkKey] = field(default_factory=list)
     storing: list[Chunk] = field(default_factory=list)
@@ -275,7 +291,7 @@ class World:
         self._waiting: deque[Request] = deque()
         self._loading: list[tuple[float, Request]] = []
         self._running: list[Request] = []
-        self.steps = 0
+        self.steps = self.preempted = 0
         self.busy_s = 0.0
 
     def run(self, arrive: Callable[[float], tuple[list[Request], float]], ended: Callable[[Request], None]) -> None:
@@ -284,6 +300,7 @@ class World:
             due, next_s = arrive(self.clock.monotonic())
             for request in due:
                 self._waiting.append(request)
+                self.cache.ask(request.chunks, request.reader)
                 if self.queue is not None:
                     self.queue.arrive(request.name, request.arrival_s)
             if not (self._waiting or self._running or self._loading) and next_s == NEVER:
@@ -301,6 +318,7 @@ class World:
         budget = self.engine.step_tokens
         parts: list[tuple[Request, int, int]] = []
         decodes = 0
+        self._preempt()
         for request in self._running:
             if request.done < request.tokens:
                 budget -= self._prefill(request, parts, budget)
@@ -336,7 +354,7 @@ class World:
             if request.done < request.tokens:
                 continue
             request.emitted += 1
-            if request.name in computed:
+            if request.name in computed and not request.first_s:
                 request.first_s = now_s
             if request.emitted >= request.answer:
                 request.ended_s = now_s
@@ -345,6 +363,26 @@ class World:
                 if self.queue is not None:
                     self.queue.forget(request.name)
                 ended(request)
+
+    def _preempt(self) -> None:
+        """The requests that came last begin anew while those that run have no room for their next tokens."""
+        while len(self._running) > 1 and sum(self._held(each) + 1 for each in self._running) > self.engine.pool_tokens:
+            last = self._running.pop()
+            self.cache.end_store(last.storing)
+            last.storing, last.done, last.state, last.reader = [], 0, "waiting", Reader()
+            last.tokens += last.emitted - last.again
+            last.again = last.emitted
+            self.preempted += 1
+            self._waiting.appendleft(last)
+            if self.queue is not None:
+                self.queue.forget(last.name)
+                self.queue.arrive(last.name)
+            self.cache.ask(last.chunks, last.reader)
+
+    @staticmethod
+    def _held(request: Request) -> int:
+        """Tokens of the pool."""
+        return request.tokens + request.emitted - request.again
 
     def _prefill(self, request: Request, parts: list[tuple[Request, int, int]], budget: int) -> int:
         count = min(request.tokens - request.done, budget)
@@ -362,9 +400,8 @@ class World:
         """Requests that wait, in order; returns the seconds of copies that the step waits for."""
         copied_s = 0.0
         skipped: list[Request] = []
-        pool = self.engine.pool_tokens - sum(
-            r.tokens + r.answer for r in (*self._running, *(r for _, r in self._loading))
-        )
+        held = [*self._running, *(request for _, request in self._loading)]
+        pool = self.engine.pool_tokens - sum(self._held(request) for request in held)
         while self._waiting and budget > 0 and len(self._running) < self.engine.slots:
             request = self._waiting[0]
             if request.state == "waiting":
@@ -372,16 +409,16 @@ class World:
                 if found is None:
                     skipped.append(self._waiting.popleft())
                     continue
-                if request.tokens + request.answer > pool:
+                if request.tokens > pool and (held or copied_s or parts):
                     self.cache.reconsider(request.reader)
                     break
                 copied_s += self._begin(request, found)
                 if request.state == "loading":
-                    pool -= request.tokens + request.answer
+                    pool -= request.tokens
                     self._waiting.popleft()
                     continue
             self._waiting.popleft()
-            pool -= request.tokens + request.answer
+            pool -= request.tokens
             request.state = "running"
             self._running.append(request)
             budget -= self._prefill(request, parts, budget)
@@ -425,7 +462,8 @@ class World:
 
     def _begin(self, request: Request, found: list[Chunk]) -> float:
         """What it has in RAM is copied, within the step or beside it; returns the step's seconds for it."""
-        request.done = request.hit_tokens = min(len(found) * CHUNK, request.tokens - 1)
+        request.done = min(len(found) * CHUNK, request.tokens - 1)
+        request.hit_tokens = request.hit_tokens if request.again else request.done
         if self.queue is not None:
             self.queue.admit(request.name, request.tokens, request.done)
         if not found:
@@ -457,7 +495,7 @@ class World:
         now_s = self.clock.monotonic()
         events = [next_s, *(at for at, _ in self._loading)]
         if self.tier is not None and self._waiting:
-            events += [self.tier.next_s, now_s + 0.2]
+            events += [self.tier.next_s, now_s + (_POLL_S if self.tier.asking else 0.2)]
         elif self._waiting:
             events.append(now_s + 0.2)
         self.clock.advance(max(min(events) - now_s, 0.0) + (_POLL_S if self._waiting else 0.0))

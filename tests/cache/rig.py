@@ -79,7 +79,13 @@ class Rig:
         return self.ask(chunks, reader)
 
     def land(self) -> None:
-        """All transfers in flight end well and are noted."""
+        """All transfers end well and are noted, those too that begin meanwhile."""
+        self.land_some()
+        while self.tier.flights:
+            self.land_some()
+
+    def land_some(self) -> None:
+        """The transfers that are in flight now end well and are noted."""
         self.tier.finish_all()
         self.cache.step()
         self.cache.check()

@@ -281,7 +281,7 @@ def test_beside_requests_the_disk_is_paced_until_one_waits_for_it() -> None:
         assert rig.ask(other, reader) == [Lookup.RETRY] * 2 and not pace.is_slow
         rig.cache.step()
         assert not pace.is_slow and len(rig.loads) == 3
-        rig.land()
+        rig.land_some()
         rig.cache.release(reader)
         rig.cache.step()
         assert pace.is_slow and len(rig.loads) == 1

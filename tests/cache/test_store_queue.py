@@ -151,14 +151,23 @@ def test_a_tier_is_given_as_much_as_it_writes() -> None:
         while rig.stores:
             given.append(len(rig.stores))
             rig.clock.advance(2.0 if len(given) == 5 else 0.0)
-            rig.land()
+            rig.land_some()
         assert given[:6] == [8, 16, 32, 64, 100, 8] and sum(given) == 300
+
+
+def test_a_tier_takes_a_small_part_of_ram() -> None:
+    """What is being written can't be evicted: at first it is a 32nd of RAM, at least one chunk and at most eight."""
+    for ram, first in ((16, 1), (64, 2), (1024, 8)):
+        with Rig(ram=ram, disk=2000, store_depth=400) as rig:
+            rig.store(chain("text", ram))
+            assert len(rig.stores) == first
+            rig.land()
 
 
 def test_chunks_stay_for_a_tier_only_while_it_keeps_up() -> None:
     """RAM evicts in the order of use while more chunks wait for a tier than it is given at a time."""
-    with Rig(ram=40, disk=400, store_depth=400) as rig:
-        texts = [chain(f"text {number}", 1) for number in range(45)]
+    with Rig(ram=256, disk=400, store_depth=400) as rig:
+        texts = [chain(f"text {number}", 1) for number in range(261)]
         for text in texts:
             rig.store(text)
         assert not any(rig.in_ram(text[0].key) for text in texts[8:13])  # behind those that are being written

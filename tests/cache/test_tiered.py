@@ -376,7 +376,7 @@ def test_what_is_stored_is_persisted_in_order() -> None:
         order = []
         while rig.stores:
             order.append(rig.stores[0].key)
-            rig.land()
+            rig.land_some()
         assert order == [chunk.key for chunk in chunks]
         assert not rig.cache.is_persisting
 
@@ -468,7 +468,7 @@ def test_closing_leaves_a_tier_that_hangs_after_its_timeout(caplog: pytest.LogCa
 
 def test_clear_forgets_what_is_in_ram_alone() -> None:
     """After `clear` nothing is in RAM or on its way there; what lower tiers have is found again, and no log is told."""
-    with Rig(ram=6, disk=8) as rig:
+    with Rig(ram=64, disk=8) as rig:
         rig.put_below(below := chain("b", 2))
         rig.store(stored := chain("a", 2))
         reader = Reader()

@@ -76,7 +76,7 @@ class Deciding:
     def finish(self) -> None:
         """All I/O ends well, and the log is followed."""
         self.follower.poll()
-        for _ in range(4):
+        for _ in range(16):
             self.disk.finish_all()
             self.queues.run()
             self.cache.step()
@@ -213,6 +213,39 @@ def test_a_store_that_is_slow_to_answer_is_used_while_that_pays() -> None:
         assert rig.look(reader) == [Lookup.HIT] * 8
         rig.cache.release(reader)
     writer.slab.close()
+    rig.slab.close()
+
+
+def test_a_store_whose_answers_come_too_late_is_seldom_waited_for() -> None:
+    """Where answers take longer than requests may wait, every 4th, 8th, .. 64th waits, until one is in time."""
+    rig = Deciding(disk_s=0.001)
+    late_s = 2 * RESERVE * (BOUND_S + 0.06 * CPU.prefill(0, PROMPT.total_tokens))
+
+    def ask(number: int, answer_s: float) -> bool:
+        """One request about a new text, which is answered after so long; whether it waited at all."""
+        rig.text = chain(f"{answer_s}-{number}", 8)
+        reader, began_s, is_waiting = Reader(), rig.clock.monotonic(), False
+        rig.queues.hang()
+        rig.cache.ask(rig.text, reader)
+        while rig.look(reader) is None:
+            is_waiting = True
+            rig.clock.advance(0.001)
+            if rig.clock.monotonic() - began_s >= answer_s:
+                rig.queues.hang(False)
+                rig.queues.run()
+                rig.cache.step()
+        rig.cache.release(reader)
+        rig.queues.hang(False)
+        rig.queues.run()
+        rig.cache.step()
+        return is_waiting
+
+    while ask(rig.cost.report().asked, late_s):  # trust is used up, and a few wait in vain
+        assert rig.cost.report().asked < 20
+    waited = [ask(number, late_s) for number in range(400)]
+    assert sum(waited) <= 400 / 64 + 8, "those that look whether answers come sooner, and those that trust allows"
+    ask_again = [ask(number, 0.001) for number in range(80)]
+    assert all(ask_again[70:]), "once one was answered in time, all wait again"
     rig.slab.close()
 
 

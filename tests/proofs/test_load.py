@@ -7,8 +7,8 @@ import pytest
 from hotspan.cache.cost import CostModel
 from hotspan.core.types import MIB, Tier
 from proofs import load
-from proofs.load import Point, serve
-from proofs.load_world import HUNG, Engine, Pace
+from proofs.load import Point, _world, serve
+from proofs.load_world import CHUNK, HUNG, NEVER, Engine, Pace, Request
 
 # A small model on two cores, 60 texts of 880 tokens on a disk, RAM for 12 of them.
 SMALL = Point(
@@ -39,6 +39,16 @@ SLOW_L2 = dataclasses.replace(
 )
 
 
+LATE_L2 = dataclasses.replace(
+    SLOW_L2,
+    engine=Engine(step_s=0.002, token_s=1 / 600_000, step_tokens=512),
+    pace=lambda at_s: Pace(0.065, 1e9),
+    text_chunks=20,
+    new=0.9,
+)
+"""A fast engine, and an L2 that takes longer to say what it has than the engine to compute a prompt."""
+
+
 @pytest.mark.parametrize("clients", [1, 3, 8, 32])
 def test_hits_are_loaded_whatever_the_load(clients: int) -> None:
     """However many clients ask, at least 85 % of the tokens are hits, as with a policy that always loads."""
@@ -61,6 +71,33 @@ def test_a_tier_slower_than_the_engine_takes_no_hits_from_ram() -> None:
     """RAM before a slow L2 keeps its hits: its slots are not full of chunks that wait to be written."""
     hotspan, never = serve(SLOW_L2, "hotspan"), serve(SLOW_L2, "never")
     assert hotspan.hit > 0.8 * never.hit
+    assert hotspan.wall_s <= 1.05 * never.wall_s
+
+
+def test_an_l2_that_answers_late_costs_next_to_nothing() -> None:
+    """Requests do not wait one after the other for answers that come after they could have been computed."""
+    hotspan, never = serve(LATE_L2, "hotspan"), serve(LATE_L2, "never")
+    assert hotspan.wall_s <= 1.05 * never.wall_s and hotspan.mean_s <= 1.05 * never.mean_s
+    assert hotspan.p99_s <= 1.05 * never.p99_s + 0.05
+
+
+def test_preempted_requests_are_answered() -> None:
+    """Where the pool has no room for all answers requests begin anew, lose no token, and hit what they computed."""
+    pool = 3 * (SMALL.text_chunks * CHUNK + SMALL.tail) + 8
+    point = dataclasses.replace(SMALL, engine=dataclasses.replace(SMALL.engine, pool_tokens=pool), requests=60)
+    world, texts = _world(point, "hotspan")
+    sent = [Request(f"{n}", 1000.0, 3 * CHUNK + 112, texts[n % 4], 16) for n in range(8)]
+    ended: list[Request] = []
+    waiting = list(sent)
+
+    def arrive(now_s: float) -> tuple[list[Request], float]:
+        due, waiting[:] = list(waiting), []
+        return due, NEVER
+
+    world.run(arrive, ended.append)
+    assert world.preempted > 0 and {request.name for request in ended} == {request.name for request in sent}
+    assert all(request.emitted == 16 for request in ended)
+    hotspan, never = serve(point, "hotspan"), serve(point, "never")
     assert hotspan.wall_s <= 1.05 * never.wall_s
 
 

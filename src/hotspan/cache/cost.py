@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hotspan.cache.choice import BOUND_S, BOUND_SHARE, RESERVE, Choice, Run, Seconds, Text
-from hotspan.cache.rates import LEAST_FREE, Accuracy, Fit, Prefill, TierSpeed
+from hotspan.cache.rates import LEAST_FREE, Accuracy, Answers, Fit, Prefill, TierSpeed
 from hotspan.cache.refusals import Reason, Refusals, Refused
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.types import MIB, Tier
@@ -103,6 +103,7 @@ class CostModel:
         self._copies = Fit(_COPY_PRIOR, doubts=2)
         self._tiers = {tier: TierSpeed(count) for tier, count in lanes.items()}
         self._loads = {tier: Accuracy() for tier in lanes}
+        self._answers = Answers()
         self._trust = 1.0
         self._plain_s = 0.0  # when an engine that loads nothing would have computed all requests so far
         self._refusals = Refusals()
@@ -136,6 +137,10 @@ class CostModel:
     def note_stores(self, tier: Tier, chunks: int, chunk_bytes: int) -> None:
         """A tier is being given so many chunks to store."""
         self._tiers[tier].note_stores(chunks, chunk_bytes)
+
+    def note_answer(self, waited_s: float, *, answered: bool) -> None:
+        """A request waited so long to be told what a store has, and was told it then or not."""
+        self._answers.note(waited_s, answered=answered)
 
     def note_unanswered(self, text: Text, tokens: int) -> None:
         """A store did not say in time whether it has so many tokens of a request."""
@@ -196,10 +201,12 @@ class CostModel:
         return float(speed.load_s(chunks, chunks * chunk_bytes, self._clock.monotonic())) * speed.factor
 
     def asking_s(self, text: Text) -> float:
-        """How long a request may wait to be told what a tier has; as long again is left for what is there then."""
-        recompute_s = self.prefill_s(text.gpu_tokens, text.total_tokens)
-        patience_s = RESERVE * (BOUND_SHARE * recompute_s + BOUND_S) / 2
-        return text.busy_s + (min(patience_s, recompute_s) if self._prefill.is_known else patience_s)
+        """How long a request should wait to be told what a tier has: 0 if the answer will come too late to be of use.
+
+        As long again is left for what is there then.
+        """
+        patience_s = self._asking_s(text)
+        return patience_s if self._answers.is_worth_waiting(patience_s) else text.busy_s
 
     def risk_s(self, text: Text) -> float:
         """How long it may wait in all for a tier whose answer takes longer than that, and 0 without trust.
@@ -207,7 +214,8 @@ class CostModel:
         Takes some, which `settle` gives back when the wait was worth it.
         """
         risk_s = text.busy_s + self.prefill_s(text.gpu_tokens, text.total_tokens) / 2
-        if self._trust < 1 or not self._prefill.is_known or risk_s <= self.asking_s(text):
+        least_s = max(self._asking_s(text), self._answers.expected_s)
+        if self._trust < 1 or not self._prefill.is_known or risk_s <= least_s:
             return 0.0
         self._trust -= 1
         return risk_s
@@ -261,6 +269,12 @@ class CostModel:
             raise AssertionError(f"a rate is not one: {rates}")
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _asking_s(self, text: Text) -> float:
+        """How long a request may wait for an answer."""
+        recompute_s = self.prefill_s(text.gpu_tokens, text.total_tokens)
+        patience_s = RESERVE * (BOUND_SHARE * recompute_s + BOUND_S) / 2
+        return text.busy_s + (min(patience_s, recompute_s) if self._prefill.is_known else patience_s)
 
     def _waits(self, chain: Sequence[Run]) -> dict[Tier, Seconds]:
         """By tier: until those of the first k chunks are up that lie there. Raises: KeyError for an unknown tier."""

@@ -94,7 +94,7 @@ class Reader:
     waiting:    chunks being promoted that it waits for.
     since_s:    start of its wait, or when one of its chunks last landed (monotonic); None if it waits for nothing.
     is_asking:  it waits for a tier's answer about what the tier has. awaited: a chunk without an answer yet.
-    asks_s:     how long it may wait for answers; None before the first wait.
+    asks_s:     how long it may wait for answers; None before the first wait. asks_idle: the engine was idle then.
     risk_s:     how long with trust beyond the bound; None if not asked for, 0 if there is no trust.
     plan:       the cost model's choice, until it is settled.
     cut:        the wait is over: what is not in RAM is a MISS.
@@ -113,6 +113,7 @@ class Reader:
     is_asking: bool = False
     awaited: ChunkKey | None = None
     asks_s: float | None = None
+    asks_idle: bool = False
     risk_s: float | None = None
     plan: Plan | None = None
     cut: bool = False

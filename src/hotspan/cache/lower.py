@@ -17,10 +17,10 @@ from hotspan.tiers.slab import SharedSlab
 
 _SLICE_S = 0.001
 
-_LEAST_DEPTH, _LONG_S = 8, 1.0
-"""Chunks that a tier is given to write at a time: so few at first, twice as many when it had none left before the
-scheduler looked, half as many when one took longer than this. They can't be evicted meanwhile, and requests want their
-slots."""
+_LEAST_DEPTH, _LEAST_SHARE, _LONG_S = 8, 32, 1.0
+"""Chunks that a tier is given to write at a time: so few at first, or this part of RAM if that is less; twice as many
+when it had none left before the scheduler looked, half as many when one took longer than this. They can't be evicted
+meanwhile, and requests want their slots."""
 
 
 class LowerTiers:
@@ -226,8 +226,9 @@ class StoreQueue:
         self._writing: dict[ChunkKey, Entry] = {}
         self._clock = clock or SystemClock()
         self._begun_s: dict[ChunkKey, float] = {}
-        self._most = max(slab.slots // 4, _LEAST_DEPTH)
-        self._depth = _LEAST_DEPTH
+        self._least = max(min(_LEAST_DEPTH, slab.slots // _LEAST_SHARE), 1)
+        self._most = max(slab.slots // 4, self._least)
+        self._depth = self._least
         self._is_full = False  # more was offered than the depth allows
         self.failed = 0
 
@@ -315,7 +316,7 @@ class StoreQueue:
         entry = self._writing.pop(transfer.key)
         ended_s = transfer.ended_s or self._clock.monotonic()
         if ended_s - self._begun_s.pop(transfer.key) > _LONG_S:
-            self._depth = max(self._depth // 2, _LEAST_DEPTH)
+            self._depth = max(self._depth // 2, self._least)
             self._is_full = False  # it did not rest: it was slow
         entry.pins -= 1
         entry.moving -= 1

@@ -25,6 +25,9 @@ from hotspan.tiers.pace import Pace
 _QUEUE_PATIENCE = 20
 """Without a cost model: how many times longer a request waits in the queue while others' chunks land."""
 
+_PROBE_SHARE = 32
+"""A look at a tier's speed takes at most this part of RAM: what it brings pushes out what requests use."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Promotion:
@@ -142,8 +145,12 @@ class Waits:
         reader.is_asking = awaited is not None and self._may_ask(self._cost, reader, text, now_s - began_s)
         if reader.is_asking:
             return False
-        for tier in self._lower.asked(awaited) if awaited is not None else []:
-            tier.late(began_s)
+        if allowed_s := reader.risk_s or reader.asks_s:
+            waited_s = now_s - began_s
+            if reader.asks_idle and (awaited is not None or waited_s <= allowed_s):  # else a step hid when it came
+                self._cost.note_answer(min(waited_s, allowed_s), answered=awaited is None)
+            for tier in self._lower.asked(awaited) if awaited is not None else []:
+                tier.late(began_s)
         if awaited is not None and groups:
             unknown = sum(self._is_unknown(chunk.key) for chunk in groups[0][first:])
             self._cost.note_unanswered(text, unknown * text.chunk_tokens)
@@ -155,7 +162,8 @@ class Waits:
         reader.plan = Plan(choice, chain, refused, began_s, now_s, bool(reader.risk_s), awaited is None)
         reader.asks_s = reader.risk_s = None
         self._advance(reader.plan)
-        for chunk in chain[choice.chunks : choice.chunks + choice.probe]:
+        probe = min(choice.probe, max(self._ram.slab.slots // _PROBE_SHARE, 1))
+        for chunk in chain[choice.chunks : choice.chunks + probe]:
             if chunk.key not in self._ram.entries:
                 self.promote(chunk)
         return True
@@ -292,12 +300,12 @@ class Waits:
     def _may_ask(self, cost: CostModel, reader: Reader, text: Text, waited_s: float) -> bool:
         """Whether a request may go on to wait for an answer."""
         if reader.asks_s is None:
-            reader.asks_s = cost.asking_s(text)
-        if waited_s <= reader.asks_s:
+            reader.asks_s, reader.asks_idle = cost.asking_s(text), not text.is_engine_busy
+        if reader.asks_s and waited_s <= reader.asks_s:
             return True
         if reader.risk_s is None:
             reader.risk_s = cost.risk_s(text)
-        return waited_s <= reader.risk_s
+        return reader.risk_s > 0 and waited_s <= reader.risk_s
 
     def _advance(self, plan: Plan, ended_s: float = 0.0) -> None:
         """Count what has landed of its chain; the last of it at `ended_s`, or (0) now."""
