@@ -8,11 +8,11 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ import psutil
 from kit.ports import free_port
 from tests.own_vllm import VLLM, a_strangers
 
+from .preloaded import Preloaded, Started
 from .table import Shape
 
 TOKENS = 8
-POOL_BLOCKS, BLOCK = 24, 128
+POOL_BLOCKS, BLOCK = 7, 128
 START_S = 600.0
 _TOKEN = "shapes-admin-token-0123"
 _ROOT = Path(__file__).parents[2]
@@ -42,12 +43,17 @@ _VARIABLES = {
 }
 _MODEL = {
     "dtype": "float32",
-    "max_model_len": 2048,
+    "max_model_len": 768,
     "enforce_eager": True,
     "block_size": BLOCK,
     "num_gpu_blocks_override": POOL_BLOCKS,
     "kv_cache_memory_bytes": 1 << 26,
 }
+
+
+def preloaded(log: Path) -> Preloaded:
+    """What starts engines sooner."""
+    return Preloaded(a_strangers() | _VARIABLES | {"PYTHONPATH": f"{_ROOT / 'src'}:{_ROOT}"}, log)
 
 
 class Refused(Exception):
@@ -70,16 +76,17 @@ class Engine:
     shape: Shape
     model: Path
     directory: Path
-    processes: list[subprocess.Popen[Any]] = field(default_factory=list)
+    processes: list[Started] = field(default_factory=list)
     logs: list[Path] = field(default_factory=list)
     port: int = 0
 
-    def ask(self, text: list[int]) -> Answer:
+    def ask(self, text: list[int], replica: int = 0) -> Answer:
+        """replica: of several, which answers."""
         if "LLM" in self.shape.start:
             return Answer(*self._told(text))
         body = {"model": str(self.model), "prompt": text, "max_tokens": TOKENS, "temperature": 0, "logprobs": 1}
         body |= {"ignore_eos": True}
-        said = json.loads(self._post("/v1/completions", body))
+        said = json.loads(self._post("/v1/completions", body, self._at(replica)))
         usage, (choice,) = said["usage"]["prompt_tokens_details"] or {}, said["choices"]
         return Answer(choice["text"], choice["logprobs"]["token_logprobs"], usage.get("cached_tokens") or 0)
 
@@ -125,6 +132,9 @@ class Engine:
     def said(self) -> str:
         return "\n".join(log.read_text(errors="replace") for log in self.logs)
 
+    def _at(self, replica: int) -> dict[str, str]:
+        return {"x-data-parallel-rank": str(replica)} if self.shape.replicas > 1 else {}
+
     def _told(self, asked: list[int] | str | None) -> Any:
         (process,) = self.processes
         assert process.stdin is not None and process.stdout is not None
@@ -134,8 +144,8 @@ class Engine:
         assert line, self.said()[-3000:]
         return json.loads(line)
 
-    def _post(self, path: str, body: Any) -> bytes:
-        headers = {"content-type": "application/json", "authorization": f"Bearer {_TOKEN}"}
+    def _post(self, path: str, body: Any, more: dict[str, str] | None = None) -> bytes:
+        headers = {"content-type": "application/json", "authorization": f"Bearer {_TOKEN}"} | (more or {})
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode(), headers)
         try:
             with urllib.request.urlopen(request, timeout=300) as answer:
@@ -146,60 +156,76 @@ class Engine:
 
 @contextlib.contextmanager
 def running(
-    shape: Shape, model: Path, directory: Path, shared: Path | None = None, *, is_cached: bool = True
+    shape: Shape,
+    model: Path,
+    directory: Path,
+    shared: Path | None = None,
+    *,
+    is_cached: bool = True,
+    own: Path | None = None,
+    source: Preloaded | None = None,
 ) -> Iterator[Engine]:
-    """An engine that answers. shared: the /dev/shm of a further host.
+    """An engine that answers.
 
-    Raises: Refused if it ends before it does.
+    shared: the /dev/shm of a further host. own: that of the first; None for this machine's.
+    source: starts the engine; without one, one of its own does.
+
+    Raises: Refused if it ends before it answers.
     """
     engine = Engine(shape, model, directory, port=free_port())
     ports = free_port(), free_port()
-    try:
-        for node in range(shape.nodes):
-            log = directory / f"{len(list(directory.glob('*.log')))}-node{node}.log"
-            engine.logs.append(log)
-            engine.processes.append(_started(engine, node, ports, log, shared, is_cached=is_cached))
-        _await(engine)
-        yield engine
-        engine.stop()
-    finally:
-        engine.kill()
+    with nullcontext(source) if source is not None else closing(preloaded(directory / "preloaded.log")) as starter:
+        try:
+            for node in range(shape.nodes):
+                log = directory / f"{len(list(directory.glob('*.log')))}-node{node}.log"
+                engine.logs.append(log)
+                engine.processes.append(
+                    _started(starter, engine, node, ports, log, shared if node else own, is_cached=is_cached)
+                )
+            _await(engine)
+            yield engine
+            engine.stop()
+        finally:
+            engine.kill()
 
 
 def _started(
-    engine: Engine, node: int, ports: tuple[int, int], log: Path, shared: Path | None, *, is_cached: bool
-) -> subprocess.Popen[Any]:
+    source: Preloaded,
+    engine: Engine,
+    node: int,
+    ports: tuple[int, int],
+    log: Path,
+    shared: Path | None,
+    *,
+    is_cached: bool,
+) -> Started:
     shape, disk, (master, calls) = engine.shape, engine.directory / "disk", ports
     tiers: dict[str, Any] = {"ram_gib": 0.125} | ({"disk": str(disk), "disk_gib": 1} if shape.has_disk else {})
     extra = {f"hotspan.{name}": value for name, value in tiers.items()}
     transfer = {"kv_connector": "HotspanConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
-    environment = a_strangers() | _VARIABLES | {"PYTHONPATH": f"{_ROOT / 'src'}:{_ROOT}"}
     with log.open("ab") as out:
         if "LLM" in shape.start:
             options: dict[str, Any] = {"model": str(engine.model)} | _MODEL | _offline(shape.options)
             options |= {"kv_transfer_config": transfer} if is_cached else {}
             settings = {"options": options, "forked": shape.start == "forked LLM", "tokens": TOKENS}
-            command = [sys.executable, "-m", "tests.shapes.offline", json.dumps(settings)]
-            pipe = subprocess.PIPE
-            return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=out, text=True, env=environment, cwd=_ROOT)
-        words = [str(engine.model), *_words(_MODEL), *shape.options.split(), "--enable-prompt-tokens-details"]
+            return source.start(
+                "tests.shapes.offline", [json.dumps(settings)], out.fileno(), shared=shared, has_pipes=True
+            )
+        words = ["serve", str(engine.model), *_words(_MODEL), *shape.options.split(), "--enable-prompt-tokens-details"]
         words += ["--port", str(engine.port), "--shutdown-timeout", "30"]
         if shape.nodes > 1:
             words += ["--nnodes", str(shape.nodes), "--node-rank", str(node)]
             words += ["--master-addr", "127.0.0.1", "--master-port", str(master), *(["--headless"] if node else [])]
             words += ["--data-parallel-rpc-port", str(calls)] if shape.replicas > 1 else []
         if shape.start == "hotspan":
+            target = "hotspan"
             words += _words(tiers) if is_cached else ["--no-cache"]
-            command = [sys.executable, "-m", "hotspan", "serve", *words]
         else:
             script = engine.directory / "own.py"
             script.write_text(VLLM)
+            target = str(script)
             words += ["--kv-transfer-config", json.dumps(transfer)] if is_cached else []
-            command = [sys.executable, str(script), "serve", *words]
-        if node:
-            mount = f'mount --bind "{shared}" /dev/shm && exec "$@"'
-            command = ["unshare", "-m", "sh", "-c", mount, "sh", *command]
-        return subprocess.Popen(command, stdout=out, stderr=out, env=environment, cwd=_ROOT)
+        return source.start(target, words, out.fileno(), shared=shared)
 
 
 def _await(engine: Engine) -> None:

@@ -3,23 +3,24 @@
 import os
 import random
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from hotspan.core.shared_memory import SHARED_MEMORY
 from hotspan.core.types import CHUNK_TOKENS
 from hotspan.demo import model as demo
 from hotspan.demo.model import make_demo_model
 from tests.tiers.mounts import mounted
 
-from .engines import BLOCK, POOL_BLOCKS, Answer, Engine, Refused, running, slabs
+from .engines import BLOCK, POOL_BLOCKS, Answer, Engine, Refused, preloaded, running, slabs
+from .preloaded import Preloaded
 from .table import SHAPES, Shape
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(3000)]
 
-LENGTH, CHUNK = 1500, CHUNK_TOKENS
+LENGTH, CHUNK = 600, CHUNK_TOKENS
 WHOLE = LENGTH // CHUNK * CHUNK
 TEXTS = 4
 CLOSE = 2e-3
@@ -40,34 +41,43 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def truth(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
+def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preloaded]:
+    """What starts engines."""
+    with closing(preloaded(tmp_path_factory.mktemp("preloaded") / "log")) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def truth(source: Preloaded, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
     """The answers of an engine without hotspan."""
     plain = Shape("LLM", "one rank")
-    with running(plain, tiny_model, tmp_path_factory.mktemp("truth"), is_cached=False) as engine:
+    with running(plain, tiny_model, tmp_path_factory.mktemp("truth"), is_cached=False, source=source) as engine:
         return [engine.ask(text_of(seed)) for seed in range(TEXTS)]
 
 
 @pytest.fixture
-def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path | None]:
-    """The /dev/shm of a further host."""
+def hosts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Path]]:
+    """The /dev/shm of each host: nobody else's slabs are there."""
     shape: Shape = request.node.callspec.params["shape"]
-    if shape.nodes > 1 and os.geteuid():
+    if os.geteuid():
         pytest.skip("a /dev/shm of its own needs root")
-    with mounted(tmp_path / "shm", "tmpfs", "size=2g") if shape.nodes > 1 else nullcontext(None) as path:
-        yield path
+    with ExitStack() as stack:
+        yield [stack.enter_context(mounted(tmp_path / f"shm{n}", "tmpfs", "size=2g")) for n in range(shape.nodes)]
 
 
 def ask_all(engine: Engine, truth: list[Answer]) -> list[int]:
-    """The most cached tokens of each text. They are asked in turn, and together are more than the engine's own pool."""
+    """The cached tokens of each text, of each replica. They are asked in turn, and together are more than the engine's
+    own pool.
+    """
     assert TEXTS * LENGTH > POOL_BLOCKS * BLOCK
-    cached = [0] * TEXTS
-    for _ in range(1 if engine.shape.replicas == 1 else 3 * engine.shape.replicas):
+    cached = []
+    for replica in range(engine.shape.replicas):
         for seed, true in enumerate(truth):
-            answer = engine.ask(text_of(seed))
+            answer = engine.ask(text_of(seed), replica)
             assert answer.text == true.text, (engine.shape, seed)
             for have, want in zip(answer.chances, true.chances, strict=True):
                 assert abs(have - want) < CLOSE, (engine.shape, seed)
-            cached[seed] = max(cached[seed], answer.cached)
+            cached.append(answer.cached)
     return cached
 
 
@@ -75,7 +85,7 @@ def reload_weights(engine: Engine, truth: list[Answer], other: Path) -> None:
     """Other weights while the engine runs: nothing of before is found, and what is computed then is."""
     engine.reload(other)
     computed = [engine.ask(text_of(seed)) for seed in range(TEXTS)]
-    assert engine.shape.replicas > 1 or max(answer.cached for answer in computed) < CHUNK, computed
+    assert max(answer.cached for answer in computed) < CHUNK, computed
     assert all(answer.text != true.text for answer, true in zip(computed, truth, strict=True))
     ask_all(engine, computed)  # those that came before the weights had a name were not kept
     hit = ask_all(engine, computed)
@@ -84,29 +94,32 @@ def reload_weights(engine: Engine, truth: list[Answer], other: Path) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_shape(
-    shape: Shape, tiny_model: Path, other_model: Path, truth: list[Answer], tmp_path: Path, shared: Path | None
+    shape: Shape,
+    source: Preloaded,
+    tiny_model: Path,
+    other_model: Path,
+    truth: list[Answer],
+    tmp_path: Path,
+    hosts: list[Path],
 ) -> None:
     """Cold, hit, invalidation, restart, weights reloaded and kill: the answers of an engine without hotspan, or words
     at the start.
     """
-    before = set(slabs(SHARED_MEMORY))
+    started = partial(running, shape, tiny_model, tmp_path, hosts[-1], own=hosts[0], source=source)
     if shape.refused is not None:
-        with pytest.raises(Refused, match=shape.refused), running(shape, tiny_model, tmp_path, shared):
+        with pytest.raises(Refused, match=shape.refused), started():
             pass
     else:
-        with running(shape, tiny_model, tmp_path, shared) as engine:
+        with started() as engine:
             cold, hit = ask_all(engine, truth), ask_all(engine, truth)
-            assert min(hit) >= WHOLE and (shape.replicas > 1 or max(cold) < CHUNK), (cold, hit)
+            assert max(cold) < CHUNK and min(hit) >= WHOLE, (cold, hit)
             engine.forget()
-            (gone, *_) = ask_all(engine, truth)
-            is_all = shape.start == "hotspan" or not shape.has_disk
-            assert shape.replicas > 1 or not is_all or gone < CHUNK
-        with running(shape, tiny_model, tmp_path, shared) as engine:
+            gone = ask_all(engine, truth)[0]
+            assert gone < CHUNK or (shape.has_disk and shape.start != "hotspan")
+        with started() as engine:
             warm = ask_all(engine, truth)
-            assert min(warm) >= WHOLE if shape.has_disk else shape.replicas > 1 or max(warm) < CHUNK, warm
-            if shared is not None:
-                assert not slabs(shared), "a further host's slab kept its name"
+            assert min(warm) >= WHOLE if shape.has_disk else max(warm) < CHUNK, warm
+            assert not any(map(slabs, hosts[1:])), "a further host's slab kept its name"
             reload_weights(engine, truth, other_model)
             engine.kill()
-    assert set(slabs(SHARED_MEMORY)) <= before
-    assert shared is None or not slabs(shared)
+    assert not any(map(slabs, hosts))
