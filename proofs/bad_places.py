@@ -8,7 +8,7 @@ from kit.simulated.faults import PLACE_KINDS
 from proofs.drive import Drive
 from proofs.engine import Broken, Counts
 
-CLAIM = "a disk with bad slots at random serves the room of the others, every request is right, and none waits for it"
+CLAIM = "a disk with bad slots at random serves the room of the others, every request is right, and few pauses are made"
 _STEPS_PER_HOUR = 1200
 _TENANTS, _TEXTS = 6, 20
 
@@ -26,7 +26,10 @@ class Options:
 
 
 def run(options: Options, progress: Progress) -> Proof:
-    """Disk after disk, each a case; each is opened anew now and then, and finds the bad slots still set aside."""
+    """Disk after disk, each a case; each is opened anew now and then, and finds the bad slots still set aside.
+
+    The tier may pause once for each bad slot.
+    """
     findings, totals = Findings(), dict.fromkeys(Counts.__slots__, 0)
     rooms: list[float] = []
     sums = dict.fromkeys(("hours", "crashes", "bad", "set_aside", "trips", *PLACE_KINDS), 0.0)
@@ -52,7 +55,7 @@ def run(options: Options, progress: Progress) -> Proof:
                     trips += tier.trips if world.tier is not tier else 0
                     ahead_s = began_s + (step + 1) * 3600 / _STEPS_PER_HOUR - world.clock.monotonic()
                     if ahead_s > 0 and step % 20 == 0:
-                        world.clock.advance(min(ahead_s, 60.0))
+                        drive.idle(min(ahead_s, 60.0))
                 trips += world.tier.trips
                 drive.heal(30.0)
                 usage = world.tier.usage()
@@ -78,4 +81,5 @@ def run(options: Options, progress: Progress) -> Proof:
         "failures": findings.count,
     }
     passed = not findings.count and min(rooms, default=0.0) >= 1 - options.bad_part and totals["disk_hits"] > 0
-    return Proof("bad_places", CLAIM, figures, passed and sums["set_aside"] > 0, tuple(findings.kept))
+    passed = passed and sums["set_aside"] > 0 and sums["trips"] <= sums["bad"]
+    return Proof("bad_places", CLAIM, figures, passed, tuple(findings.kept))

@@ -15,6 +15,9 @@ from proofs.engine import Broken, Engine, texts
 from proofs.world import World, WorldOptions
 
 QUOTAS = {3: Share(floor=0.1, quota=0.4)}
+_LANDINGS = 20
+"""How often I/O that ended may begin other I/O, which ends too, before an engine is idle."""
+
 _PACKED = 4 / 3
 """How many compressed chunks of three pages fit where one plain one does, headers included."""
 """Tenant 3 has a quota, the others share the rest."""
@@ -105,7 +108,7 @@ class Drive:
             "step": lambda: self.engine.step(),
             "turn": self._turn,
             "time": lambda: self.world.clock.advance(self.rng.uniform(0.001, 0.070)),
-            "long_time": lambda: self.world.clock.advance(self.rng.uniform(1, 30)),
+            "long_time": lambda: self._pass(self.rng.uniform(1, 30)),
             "invalidate": lambda: self.engine.invalidate(),
             "hold": lambda: self.engine.hold(),
             "send": lambda: self.engine.send(),
@@ -149,6 +152,13 @@ class Drive:
         if files.open_fds:
             raise Broken(f"{len(files.open_fds)} descriptors are left open")
 
+    def idle(self, seconds: float) -> None:
+        """Time in which nobody asks for anything: what is in flight ends at its begin."""
+        for _ in range(_LANDINGS):
+            self.world.queues.run()
+            self.engine.cache.step()
+        self.world.clock.advance(seconds)
+
     def heal(self, max_s: float) -> float:
         """Seconds until the tier takes part again, with traffic. Raises: Broken if it does not within `max_s`."""
         self._repair()
@@ -168,6 +178,13 @@ class Drive:
         self.world.slab.close()
 
     # -- steps -------------------------------------------------------------------------------------------------------
+
+    def _pass(self, seconds: float) -> None:
+        """Time passes. With disks that fail it may find I/O in flight, which stands still for all of it."""
+        if self.bad_part and not self.is_troubled:
+            self.idle(seconds)
+        else:
+            self.world.clock.advance(seconds)
 
     def _turn(self) -> None:
         self.world.queues.run(self.rng.randint(1, 4))

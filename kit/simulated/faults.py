@@ -156,8 +156,10 @@ class BadPlace:
     name: str = "slab"
 
 
-PLACE_KINDS = ("read", "write", "torn", "slow")
-"""read, write: EIO. torn: a write says that it is done, and its second half is not. slow: any I/O takes `slow_s`."""
+PLACE_KINDS = ("read", "write", "torn", "slow", "slow_write")
+"""read, write: EIO. torn: a write says that it is done, and its second half is not. slow: any I/O takes `slow_s`.
+slow_write: writes do.
+"""
 
 
 def bad_slots(
@@ -227,8 +229,8 @@ class BadPlaces(FaultyFiles):
             if place.kind == call:
                 self.met[call] += 1
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
-            if place.kind == "slow":
-                self.met["slow"] += 1
+            if place.kind == "slow" or (place.kind == "slow_write" and call == "write"):
+                self.met[place.kind] += 1
                 self._wait(self._slow_s)
             if place.kind == "torn" and call == "write":
                 self.met["torn"] += 1

@@ -109,7 +109,8 @@ def slot_place(kind: str, slot: int, page: int = 1) -> BadPlace:
     return BadPlace(kind, slot * SLOT + page * PAGE_BYTES, slot * SLOT + (page + 1) * PAGE_BYTES)
 
 
-FLAWS = {"write": {Flaw.WRITE}, "read": {Flaw.READ}, "torn": {Flaw.WRONG}, "slow": {Flaw.SLOW}}
+SLOW_KINDS = ("slow", "slow_write")
+FLAWS = {"write": {Flaw.WRITE}, "read": {Flaw.READ}, "torn": {Flaw.WRONG}} | {kind: {Flaw.SLOW} for kind in SLOW_KINDS}
 
 
 @pytest.fixture(autouse=True)

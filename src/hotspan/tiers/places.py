@@ -3,7 +3,8 @@
 A transfer that failed, or that took as long as a stall, is followed by a test of its slots, each alone:
 
     the disk elsewhere   a page of DIR/lock is written, synced and read back: if not, the disk fails, and no place
-    one slot             random bytes are written and read back; after a slow transfer the slot is only read
+    one slot             random bytes are written and read back; after a slow load the slot is only read, and after a
+                         slow store it is read, and the same bytes are written again
 
 A slot that fails its test is set aside: its record in the table says so (tiers/record.py), over restarts, too.
 """
@@ -66,6 +67,7 @@ class PlaceTests:
         self._files = directory.files
         self._lock = directory.path / "lock"
         self._fd = directory.slab_fd
+        self._slots_for = directory.geometry.slots_for
         self._slot_bytes = directory.geometry.slot_bytes
         self._is_direct = directory.direct
         self._clock = clock
@@ -74,10 +76,17 @@ class PlaceTests:
 
     def after(self, transfer: Transfer, slots: Sequence[int]) -> Verdict:
         """Test the slots of a transfer that is suspect. Never raises for I/O."""
-        return self.test(slots, keeps=transfer.fault is None)
+        if transfer.fault is not None:
+            return self.test(slots, keeps=False)
+        if transfer.packing is not None and transfer.packing.is_compressed:
+            slots = slots[: self._slots_for(transfer.packing.stored_bytes)]  # others may have the rest by now
+        return self.test(slots, keeps=True, rewrites=not transfer.is_load)
 
-    def test(self, slots: Sequence[int], *, keeps: bool) -> Verdict:
-        """Test slots that nothing else uses. keeps: only read them, and judge how long that takes."""
+    def test(self, slots: Sequence[int], *, keeps: bool, rewrites: bool = False) -> Verdict:
+        """Test slots that nothing else uses.
+
+        keeps: only read them, and judge how long that takes. rewrites: and how long it takes to write what they have.
+        """
         with self._testing:
             if self._clock.monotonic() - self._failed_s < _SAME_S:
                 return Verdict(False, {})  # a disk that hangs is not asked again by each of the transfers in flight
@@ -87,7 +96,10 @@ class PlaceTests:
             flaws = {}
             with _pages(2 * _PIECE_BYTES) as pages:
                 for slot in slots:
-                    if (flaw := self._flaw(slot, pages, keeps=keeps)) is not None:
+                    flaw = self._flaw(slot, pages, keeps=keeps)
+                    if flaw is None and rewrites:
+                        flaw = self._write_flaw(slot, pages[:_PIECE_BYTES])
+                    if flaw is not None:
                         flaws[slot] = flaw
             return Verdict(True, flaws)
 
@@ -135,6 +147,24 @@ class PlaceTests:
             return Flaw.READ
         is_slow = self._clock.monotonic() - began_s > slow_s(self._slot_bytes)
         return Flaw.SLOW if is_slow else None
+
+    def _write_flaw(self, slot: int, pages: memoryview) -> Flaw | None:
+        """What is wrong with writing to a slot, which keeps its bytes. Who reads it meanwhile finds them, too."""
+        took_s = 0.0
+        for at, size in self._pieces(slot):
+            try:
+                whole(self._files.preadv(self._fd, [pages[:size]], at), size)
+            except OSError:
+                return Flaw.READ
+            began_s = self._clock.monotonic()
+            try:
+                whole(self._files.pwritev(self._fd, [pages[:size]], at), size)
+                if not self._is_direct:
+                    self._files.sync(self._fd)
+            except OSError:
+                return Flaw.WRITE
+            took_s += self._clock.monotonic() - began_s
+        return Flaw.SLOW if took_s > slow_s(self._slot_bytes) else None
 
     def _pieces(self, slot: int) -> Iterator[tuple[int, int]]:
         """Where one I/O each is done in a slot, and of how many bytes."""
