@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request
@@ -241,6 +241,14 @@ class PresentRequests:
         """What the worker did of blends."""
         if self.blending is not None:
             self._unfinished.do("blends", partial(self.blending.note, report))
+
+    @netted(lambda: None)
+    def end_blend(self, request_id: str) -> dict[str, Any] | None:
+        """A request ended; what its answer says of blending, None if it was not blended."""
+        said: list[dict[str, Any] | None] = []
+        if (blending := self.blending) is not None:
+            self._unfinished.do("end_blend", lambda: said.append(blending.end(request_id)))
+        return said[0] if said else None
 
     def _note_saved(self, record: RequestRecord, load_s: float) -> None:
         """A request's load is complete: its text has saved what computing it would have taken more."""

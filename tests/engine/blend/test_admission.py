@@ -158,7 +158,7 @@ def test_what_a_step_has_computed_is_stored_in_it(scheduler: Scheduler) -> None:
         request.num_computed_tokens = computed
         starts.append([store.start for store in orders.stores] if orders is not None else [])
     assert starts == [[], [22], [86, 152, 216, 282]]
-    scheduler.blending.note(Report(unstored=list(scheduler.blending._store._storing)))
+    scheduler.blending.note(Report(unstored=list(scheduler.blending._store._storing), done=scheduler.blending._orders))
     assert scheduler.windows == 0
     scheduler.blending.end(request.request_id)
 
@@ -175,7 +175,7 @@ def test_every_window_is_stored_however_much_a_step_computes(scheduler: Schedule
         request.num_computed_tokens += tokens
         stored += len(orders.stores) if orders is not None else 0
     assert stored == 8
-    scheduler.blending.note(Report(stored=list(scheduler.blending._store._storing)))
+    scheduler.blending.note(Report(stored=list(scheduler.blending._store._storing), done=scheduler.blending._orders))
     assert scheduler.windows == 8
     scheduler.blending.end(request.request_id)
 
@@ -194,7 +194,7 @@ def test_windows_beyond_a_steps_limit_are_stored_after_the_next(scheduler: Sched
         starts.append([store.start for store in orders.stores] if orders is not None else [])
         record.may_store = len(starts) < 2
     assert [len(each) for each in starts] == [4, 4, 0] and sorted(starts[0] + starts[1]) == starts[0] + starts[1]
-    scheduler.blending.note(Report(unstored=list(scheduler.blending._store._storing)))
+    scheduler.blending.note(Report(unstored=list(scheduler.blending._store._storing), done=scheduler.blending._orders))
     scheduler.blending.end(request.request_id)
 
 
@@ -225,7 +225,9 @@ def test_a_cleared_cache_waits_for_what_is_in_flight(scheduler: Scheduler) -> No
     scheduler.cache.clear()
     scheduler.blending.clear()
     assert scheduler.blending.is_stale
-    scheduler.blending.note(Report(ended=[orders.blends[0].number], stored=[store.key for store in orders.stores]))
+    scheduler.blending.note(
+        Report(ended=[orders.blends[0].number], stored=[store.key for store in orders.stores], done=orders.number)
+    )
     assert not scheduler.blending.is_stale and scheduler.windows == 0
     scheduler.cache.end_clear()
     for request in (blended, storing):

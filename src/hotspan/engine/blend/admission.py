@@ -6,7 +6,7 @@ arrives --match--> ordinary                             what is seen a second ti
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -78,12 +78,17 @@ class _Request:
 
 
 class _Loading(NamedTuple):
-    """A job in flight. keys: of the windows that it loads. tokens: by kind. is_stale: the cache was cleared since."""
+    """A job in flight.
+
+    keys: of the windows that it loads. tokens: by kind. is_stale: the cache was cleared since.
+    ordered: by which orders, None while it is not.
+    """
 
     request_id: str
     keys: list[ChunkKey]
     tokens: dict[str, int]
     is_stale: bool = False
+    ordered: int | None = None
 
 
 class Blending:
@@ -119,6 +124,7 @@ class Blending:
         self._loading: dict[int, _Loading] = {}
         self._new_jobs: list[BlendJob] = []
         self._cancelled: list[int] = []
+        self._orders = 0
         self._jobs = 0
         self._failures = 0
 
@@ -209,15 +215,21 @@ class Blending:
                 self._cache.end_load(loading.keys[-1:])
                 loading.keys.pop()
             del self._loading[known.job]
+        if known.job is not None:
+            self.checks.drop(known.job)
         known.job = None
         self._cache.release(known.reader)
 
     def end(self, request_id: str) -> dict[str, Any] | None:
-        """A request ended, or was aborted. Returns what its answer says of blending; None if it was not blended."""
-        known = self._requests.pop(request_id, None)
+        """A request ended, or was aborted. If it raises, call it again.
+
+        Returns: what its answer says of blending; None if it was not blended.
+        """
+        known = self._requests.get(request_id)
         if known is None:
             return None
         self._cache.release(known.reader)
+        del self._requests[request_id]
         if known.job in self._loading:
             self._cancelled.append(known.job)
         elif known.job is not None:
@@ -228,30 +240,37 @@ class Blending:
 
     def orders(self, scheduled: SchedulerOutput) -> Orders | None:
         """What the worker does in this step; None if there is nothing."""
+        self._orders += 1
         stores = self._begin_stores(scheduled)
-        checks = self.checks.begin()
+        checks = self.checks.begin(self._orders)
         self._cancelled += self.checks.take_cancelled()
-        if not (stores or self._loading or self.checks.is_busy):
+        if not (stores or self._loading or self._store.is_busy or self.checks.is_busy):
             self._cancelled.clear()
             return None
         budget = max(_MIN_BUDGET, self._step_tokens - scheduled.total_num_scheduled_tokens)
         is_idle = not (scheduled.total_num_scheduled_tokens or self._loading)
-        orders = Orders(
-            budget, self._new_jobs, stores, self._cancelled, checks, _IDLE_CHECK if is_idle else _BUSY_CHECK
-        )
-        self._new_jobs, self._cancelled = [], []
-        return orders
+        check_budget = _IDLE_CHECK if is_idle else _BUSY_CHECK
+        return self._handed(Orders(budget, self._new_jobs, stores, self._cancelled, checks, check_budget, self._orders))
 
     def bare_orders(self) -> Orders | None:
         """Orders that go on with what has begun, and begin nothing else; None if there is nothing."""
-        if not self._loading and not self.checks.is_busy:
+        if not self.is_busy:
             return None
-        orders = Orders(_MIN_BUDGET, self._new_jobs, [], self._cancelled)
+        return self._handed(Orders(_MIN_BUDGET, self._new_jobs, [], self._cancelled, number=self._orders))
+
+    def _handed(self, orders: Orders) -> Orders:
+        """These orders, which the worker gets for certain."""
+        for job in orders.blends:
+            self._loading[job.number] = self._loading[job.number]._replace(ordered=orders.number)
         self._new_jobs, self._cancelled = [], []
         return orders
 
     def note(self, report: Report) -> None:
-        """What the worker did. Mutates: takes out of the report what is done, so that the rest may be done again."""
+        """What the worker did. Mutates: takes out of the report what is done, so that the rest may be done again.
+
+        A report may be lost, come twice or late, or name what nobody asked for: what waits for one ends with a later
+        one (`Report.done`), and what waits for none is left as it is.
+        """
         stats = self._cache.stats
         if report.off is not None:
             self._turn_off(report.off)
@@ -271,16 +290,29 @@ class Blending:
             self._turn_off(f"{self._failures} blends in a row failed")
         for keys, success in ((report.stored, True), (report.unstored, False)):
             while keys:
-                self._store.end_store(keys[0], success=success)
+                self._store.end_store(keys[0], report.done, success=success)
                 del keys[0]
         while report.checked:
             number, checked = report.checked.popitem()
             if (reason := self.checks.end(number, checked)) is not None:
                 self._turn_off(reason)
+        self._give_up(report.done, report.running)
+
+    def _give_up(self, done: int, running: Collection[int]) -> None:
+        """The worker had carried out these orders, and only this was running then: what else was ordered has ended."""
+        self._store.give_up(done)
+        self.checks.give_up(done, running)
+        for number, job in list(self._loading.items()):
+            if job.ordered is not None and job.ordered <= done and number not in running:
+                if (known := self._requests.get(job.request_id)) is not None:
+                    known.job = None  # whether it was blended is not known
+                self._end_job(number, is_failed=False)
 
     def _end_job(self, number: int, *, is_failed: bool) -> None:
         """A blend ended. Mutates: it loses its keys, and is not there at last."""
-        job = self._loading[number]
+        job = self._loading.get(number)
+        if job is None:
+            return
         while job.keys and not job.is_stale:
             self._cache.end_load(job.keys[-1:])
             job.keys.pop()
@@ -446,7 +478,7 @@ class Blending:
             self._add_stores(scheduled, stores)
         except BaseException:
             for store in stores:  # the worker is not told of them
-                self._store.end_store(store.key, success=False)
+                self._store.end_store(store.key, self._orders, success=False)
             raise
         return stores
 
@@ -467,7 +499,7 @@ class Blending:
             known.to_store = waiting
 
     def _begin_store(self, request_id: str, record: RequestRecord, found: Found) -> list[StoreJob]:
-        slot = self._store.begin_store(found, self._reader(record, found.run))
+        slot = self._store.begin_store(found, self._reader(record, found.run), self._orders)
         if slot is None:
             return []
         found.window.position = found.run.start

@@ -7,6 +7,7 @@ turned off. A check takes blocks that nobody uses, and gives them back as soon a
 """
 
 from collections import deque
+from collections.abc import Collection
 from itertools import count
 
 from vllm.v1.core.block_pool import BlockPool
@@ -47,6 +48,7 @@ class Checks:
         self._blends = count(1)
         self._waiting: dict[int, tuple[Tokens, bool]] = {}  # by number; whether their requests have ended
         self._running: int | None = None
+        self._ordered = 0  # by which orders
         self._blocks: list[KVCacheBlock] = []
         self._cancelled: list[int] = []
         self._is_cancelled = False
@@ -76,8 +78,8 @@ class Checks:
         """There is nothing to check: the blend failed, or was cancelled."""
         self._waiting.pop(number, None)
 
-    def begin(self) -> list[CheckJob]:
-        """The check that begins, if there is room for one."""
+    def begin(self, number_of_orders: int) -> list[CheckJob]:
+        """The check that begins with these orders, if there is room for one."""
         if self._pool is None:
             return []
         free = self._pool.get_num_free_blocks()
@@ -90,7 +92,7 @@ class Checks:
         if number is None:
             return []
         tokens, _ = self._waiting.pop(number)
-        self._running, self._is_cancelled = number, False
+        self._running, self._ordered, self._is_cancelled = number, number_of_orders, False
         self._blocks = self._pool.get_new_blocks(self._needed(tokens))
         return [CheckJob(number, tokens, [block.block_id for block in self._blocks])]
 
@@ -100,10 +102,14 @@ class Checks:
         return taken
 
     def end(self, number: int, checked: Checked | None) -> str | None:
-        """The worker is done with a check. Returns why blending is to be turned off, if it is."""
-        if number == self._running and self._pool is not None:
-            self._pool.free_blocks(self._blocks)
-            self._running, self._blocks = None, []
+        """The worker is done with a check; one that does not run is not counted.
+
+        Returns: why blending is to be turned off, if it is.
+        """
+        if number != self._running or self._pool is None:
+            return None
+        self._pool.free_blocks(self._blocks)
+        self._running, self._blocks = None, []
         if checked is None:
             self._stats.blend_checks["left_out"] += 1
             return None
@@ -118,6 +124,11 @@ class Checks:
             f"only {agreed} of {checks} blended answers began as after a full prefill "
             f"(--blend-min-agreement {self._agreement:g})"
         )
+
+    def give_up(self, done: int, running: Collection[int]) -> None:
+        """The worker had carried out these orders, and no other checks were running then: another was lost."""
+        if self._running is not None and self._ordered <= done and self._running not in running:
+            self.end(self._running, None)
 
     @property
     def is_busy(self) -> bool:

@@ -99,6 +99,7 @@ class Orders:
 
     budget:    tokens at most to compute in blends. check_budget: in checks.
     cancelled: jobs whose requests ended, and those whose checks are not wanted.
+    number:    of these orders; later ones have a higher one.
     """
 
     budget: int
@@ -107,6 +108,7 @@ class Orders:
     cancelled: list[int] = field(default_factory=list)
     checks: list[CheckJob] = field(default_factory=list)
     check_budget: int = 0
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,8 @@ class Report:
     selected: by number of a blend, how many of its reused tokens its selection chose.
     stored:   windows that are in their slots. unstored: those that failed.
     checked:  by number, checks that ended; None for one that was cancelled or failed.
+    done:     the number of the last orders that were carried out, -1 for none. running: blends and checks that had not
+              ended then. Of all else that was ordered up to there, no later report has anything.
     """
 
     speed: Speed | None = None
@@ -138,6 +142,8 @@ class Report:
     unstored: list[ChunkKey] = field(default_factory=list)
     checked: dict[int, Checked | None] = field(default_factory=dict)
     seconds: float = 0.0
+    done: int = -1
+    running: list[int] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return self != Report()
@@ -156,4 +162,6 @@ class Report:
             unstored=unstored,
             checked=self.checked or other.checked,
             seconds=max(self.seconds, other.seconds),
+            done=min(self.done, other.done),
+            running=self.running or other.running,
         )

@@ -89,6 +89,7 @@ class BlendSteps:
             self._checks[asked.number] = _Check(asked, [Run(0, len(asked.tokens))])
         for check in list(self._checks.values()):
             self._check(check, orders.check_budget)
+        self._report.done, self._report.running = orders.number, [*self._blends, *self._checks]
         self._report.seconds += time.perf_counter() - began_s
 
     def take_report(self) -> Report:

@@ -6,6 +6,7 @@ windows, and an invalidation that names chunks of a text takes them (core/terms.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from hotspan.cache.entry import Reader
 from hotspan.cache.tiered import TieredCache
@@ -14,12 +15,19 @@ from hotspan.core.types import Chunk, ChunkKey, Lookup, Tier
 from hotspan.engine.blend.index import Found
 
 
+class _Storing(NamedTuple):
+    """A store in flight. number: of the orders that have it. is_current: the cache was not cleared since."""
+
+    number: int
+    is_current: bool = True
+
+
 class WindowStore:
     """The windows of one engine. The scheduler's thread calls it."""
 
     def __init__(self, cache: TieredCache) -> None:
         self.cache = cache
-        self._storing: dict[ChunkKey, bool] = {}  # whether the cache was not cleared since
+        self._storing: dict[ChunkKey, _Storing] = {}
 
     # -- look up -------------------------------------------------------------------------------------------------------
 
@@ -67,27 +75,41 @@ class WindowStore:
             self.cache.join([Chunk(key, None)], _windowed(user))
         return self.cache.begin_load(found, reader)
 
-    def begin_store(self, found: Found, reader: Reader) -> int | None:
-        """The slot to store a window in; None if it is somewhere, or on its way, or RAM has no room."""
+    def begin_store(self, found: Found, reader: Reader, number: int) -> int | None:
+        """The slot to store a window in; None if it is somewhere, or on its way, or RAM has no room.
+
+        number: of the orders that the worker gets it with.
+        """
         key = found.window.key
         if key in self._storing or self.is_there(found):
             return None
         placements = self.cache.begin_store([Chunk(key, None)], _windowed(reader))
         if not placements:
             return None
-        self._storing[key] = True
+        self._storing[key] = _Storing(number)
         return placements[0].slot
 
-    def end_store(self, key: ChunkKey, *, success: bool) -> None:
-        """The worker has stored a window, or has failed to."""
-        if self._storing[key]:
+    def end_store(self, key: ChunkKey, done: int, *, success: bool) -> None:
+        """The worker has stored a window, or has failed to. done: the orders that its report is of, or later ones.
+
+        What does not wait to be stored, or was ordered later, is left as it is: its slot has other bytes yet.
+        """
+        storing = self._storing.get(key)
+        if storing is None or storing.number > done:
+            return
+        if storing.is_current:
             self.cache.end_store([Chunk(key, None)], success=success)
             self.cache.stats.windows_stored += success
         del self._storing[key]
 
+    def give_up(self, done: int) -> None:
+        """All reports up to these orders were taken: what they were to store, and none told of, is not stored."""
+        for key in [key for key, storing in self._storing.items() if storing.number <= done]:
+            self.end_store(key, done, success=False)
+
     def clear(self) -> None:
         """The cache was cleared: stores in flight have nothing to report to it."""
-        self._storing = dict.fromkeys(self._storing, False)
+        self._storing = {key: storing._replace(is_current=False) for key, storing in self._storing.items()}
 
     @property
     def is_busy(self) -> bool:
@@ -97,7 +119,7 @@ class WindowStore:
     @property
     def is_stale(self) -> bool:
         """Whether it still uses slots of before the cache was cleared."""
-        return not all(self._storing.values())
+        return not all(storing.is_current for storing in self._storing.values())
 
 
 def _windowed(reader: Reader) -> Reader:
