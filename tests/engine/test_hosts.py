@@ -3,12 +3,15 @@
 import dataclasses
 import random
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from vllm.config import ParallelConfig
 
+from hotspan.config.connector import transfer_config
 from hotspan.config.settings import BlendSettings, CacheOptions, CacheSettings, L2Settings
 from hotspan.core.errors import ConfigError
 from hotspan.core.shared_memory import SHARED_MEMORY
@@ -289,3 +292,20 @@ def test_all_that_look_into_slots_are_known() -> None:
         if any(words in path.read_text() for words in looks)
     }
     assert found == LOOKS.keys()
+
+
+def test_two_engines_of_one_id_do_not_share_ram(tiny_model: Path) -> None:
+    """`engine_id` may be given, and be the same: the ranks of each find their own file, whenever both start."""
+
+    def config(tiers: CacheSettings) -> dict[str, Any]:
+        return transfer_config(tiers) | {"engine_id": "given"}
+
+    found: list[set[str]] = []
+    with patch("tests.engine.harness.core.transfer_config", config), ExitStack() as stack:
+        for _ in range(2):
+            with patch.object(spec, "SharedSlab", wraps=SharedSlab) as opened:
+                stack.enter_context(core(tiny_model))
+            assert opened.call_count > 1
+            found.append({call.args[0] for call in opened.call_args_list})
+    assert [len(names) for names in found] == [1, 1] and found[0] != found[1]
+    assert all("given" in name for names in found for name in names)

@@ -63,7 +63,7 @@ from hotspan.engine.compat import (
 from hotspan.engine.contract import ENGINE, TRIED_WITH
 from hotspan.engine.encoder.outputs import keeps_outputs
 from hotspan.engine.failed_loads import FailedLoads, Lost
-from hotspan.engine.hosts import NODES, RankReport, check_reports, check_shape, nodes
+from hotspan.engine.hosts import NODES, START, RankReport, check_reports, check_shape, nodes
 from hotspan.engine.inline import InlineLoads, can_load_inline
 from hotspan.engine.manager import HotspanManager
 from hotspan.engine.net import LEFT_OUT, netted
@@ -146,6 +146,7 @@ class HotspanConnector(OffloadingConnector):
             check_shape(vllm_config.parallel_config, settings)
             _check_groups(kv_cache_config)
             extra[NODES] = nodes(vllm_config.parallel_config)
+            extra[START] = getattr(vllm_config, "instance_id", "")
             extra["blocks_per_chunk"] = _blocks_per_chunk(settings.chunk_tokens, kv_cache_config)
             with managed(opened):
                 super().__init__(vllm_config, role, kv_cache_config)
@@ -243,7 +244,7 @@ class HotspanConnector(OffloadingConnector):
     @netted(lambda: None)
     def _blend_report(self, request: Request) -> dict[str, Any] | None:
         """What the answer says of blending, in its `kv_transfer_params`."""
-        report = self.manager.blending.end(request.request_id) if self.manager.blending is not None else None
+        report = self.manager.end_blend(request.request_id)
         return None if report is None else {"blend": report}
 
     def _leave_out(self, subject: object) -> None:
@@ -349,7 +350,11 @@ class HotspanConnector(OffloadingConnector):
             return blending.orders(scheduled)
         except Exception as error:
             LEFT_OUT.caught("orders", error)
-            return blending.bare_orders()
+            return self._bare_orders()
+
+    @netted(lambda: None)
+    def _bare_orders(self) -> Orders | None:
+        return self.manager.blending.bare_orders() if self.manager.blending is not None else None
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         # The scheduler asks once for each step, when it has taken note of its output.

@@ -24,6 +24,9 @@ from hotspan.tiers.slab import SharedSlab
 NODES = "hotspan_nodes"
 """In the connector's extra config: how many hosts share the engine's ranks evenly, as far as it was configured."""
 
+START = "hotspan_start"
+"""There, too: what vLLM calls this start of the engine. An `engine_id` may be given, and be that of others as well."""
+
 _MARK = b"hotspan"
 _EXTERNAL = "external_launcher"
 

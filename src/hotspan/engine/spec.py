@@ -19,7 +19,7 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 from hotspan.config.settings import CacheSettings
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB, PAGE_BYTES, round_up
-from hotspan.engine.hosts import NODES, RankReport, mark, over_hosts_refused, ranks_here
+from hotspan.engine.hosts import NODES, START, RankReport, mark, over_hosts_refused, ranks_here
 from hotspan.engine.metrics import DEFINITIONS, unregister_metrics
 from hotspan.tiers.slab import SharedSlab, sweep_dead_slabs
 
@@ -78,7 +78,8 @@ class HotspanSpec(OffloadingSpec):
 
         Blocks: that process, for about a second a GiB.
         """
-        self._slab = SharedSlab(self.config.engine_id, self.slots, self.slot_bytes)
+        name = "-".join(filter(None, (self.extra_config.get(START), self.config.engine_id)))
+        self._slab = SharedSlab(name, self.slots, self.slot_bytes)
         return self._slab
 
     def find_ranks(self, slab: SharedSlab) -> None:
