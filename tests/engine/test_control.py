@@ -8,13 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
+import psutil
 import pytest
 
 import hotspan
-from hotspan.core.errors import RefusedError
+from hotspan.cli.admin_client import Admin
+from hotspan.core.errors import ConfigError, RefusedError
 from kit.engine import CHUNK, rig
+from kit.waiting import until
 
-from .test_plugin import PROMPT, asked, vllm_serving
+from .test_plugin import HANG_S, PROMPT, asked, vllm_serving
 
 pytestmark = pytest.mark.engine
 
@@ -58,6 +62,28 @@ def test_an_llm_is_administered_by_python_calls(tiny_model: Path, tmp_path: Path
     assert not list(runtime.iterdir())
 
 
+def is_seen_when_it_stops(url: str, model: str, path: Path) -> None:
+    """An engine core that is stopped while a request is in work: /health is 503 and its socket is known to be stalled,
+    until it goes on.
+    """
+    core = psutil.Process(int(path.name.split("-")[1]))
+    (core,) = [each for each in core.children(recursive=True) if "EngineCore" in " ".join(each.cmdline())]
+    body = {"model": model, "prompt": "once", "max_tokens": 900, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=300) as answer:
+        lines = (line for line in answer.iter_lines() if line.startswith("data: "))
+        next(lines)
+        core.suspend()
+        try:
+            until(lambda: httpx.get(f"{url}/health", timeout=60).status_code == 503, within_s=HANG_S)
+            assert "1 s" in httpx.get(f"{url}/health", timeout=60).json()["reason"]
+            with pytest.raises(ConfigError, match=rf"stalled: process {core.pid} \(stopped\)"):
+                Admin(server=f"unix:{path}").get("/hotspan/cache", timeout_s=0.2)
+        finally:
+            core.resume()
+        assert [*lines][-1] == "data: [DONE]"
+    until(lambda: httpx.get(f"{url}/health", timeout=60).status_code == 200, within_s=HANG_S)
+
+
 def test_vllm_serve_is_administered_by_the_command_line(tiny_model: Path, tmp_path: Path, runtime: Path) -> None:
     """`hotspan cache` finds the engine by itself; asked at vLLM's own port it says where the engine is."""
     tiers = {"hotspan.ram_gib": 0.25, "hotspan.disk": str(tmp_path / "disk"), "hotspan.disk_gib": 1}
@@ -74,7 +100,9 @@ def test_vllm_serve_is_administered_by_the_command_line(tiny_model: Path, tmp_pa
         return replica["tiers"]
 
     log = tmp_path / "log"
-    with vllm_serving(tiny_model, config, log, XDG_RUNTIME_DIR=str(runtime.parent)) as url:
+    middleware = ("--middleware", "hotspan.server.step_health.StepHealth")
+    variables = {"XDG_RUNTIME_DIR": str(runtime.parent), "HOTSPAN_STEP_TIMEOUT_S": "1"}
+    with vllm_serving(tiny_model, config, log, *middleware, **variables) as url:
         assert stats()["ram"]["chunks"] == 0, log.read_text()[-2000:]  # before any request
         answer, _ = asked(url, tiny_model)
         cached = asked(url, tiny_model)[1]
@@ -87,4 +115,5 @@ def test_vllm_serve_is_administered_by_the_command_line(tiny_model: Path, tmp_pa
         assert asked(url, tiny_model) == (answer, 0)
         status, said = command("stats", "--server", url)
         assert status != 0 and "--server unix:" in said.replace("\n", ""), said
+        is_seen_when_it_stops(url, str(tiny_model), next(runtime.iterdir()))
     assert not list(runtime.iterdir())

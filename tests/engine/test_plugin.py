@@ -60,12 +60,12 @@ def test_llm_reuses_a_text_after_its_own_cache_is_reset(tmp_path: Path) -> None:
 
 
 @contextmanager
-def vllm_serving(model: Path, config: dict[str, Any], log: Path, **variables: str) -> Iterator[str]:
-    """The URL of a `vllm serve` that hotspan did not start; it is stopped at the end."""
+def vllm_serving(model: Path, config: dict[str, Any], log: Path, *more: str, **variables: str) -> Iterator[str]:
+    """The URL of a `vllm serve` that hotspan did not start; it is stopped at the end. more: of its options."""
     port = free_port()
     words = [str(model), "--port", str(port), "--enforce-eager", "--max-model-len", "1024"]
     words += ["--kv-cache-memory-bytes", str(1 << 26), "--enable-prompt-tokens-details"]
-    words += ["--shutdown-timeout", "30", "--kv-transfer-config", json.dumps(config)]
+    words += ["--shutdown-timeout", "30", "--kv-transfer-config", json.dumps(config), *more]
     command = [sys.executable, "-c", VLLM, "serve", *words]
     with log.open("ab") as out:
         process = subprocess.Popen(command, env=a_strangers() | variables, stdout=out, stderr=out)

@@ -39,11 +39,14 @@ class Administrator:
     def __init__(self) -> None:
         self.asked: list[Mapping[str, Any]] = []
         self.fails = False
+        self.hangs = False
 
     def ask(self, command: Mapping[str, Any]) -> Future[dict[str, Any]]:
         self.asked.append(command)
         answer: Future[dict[str, Any]] = Future()
-        if self.fails:
+        if self.hangs:
+            pass
+        elif self.fails:
             answer.set_exception(ValueError("the engine has no command"))
         else:
             answer.set_result(dict(STATS if command["do"] == "stats" else RECEIPT))
@@ -128,6 +131,36 @@ def test_a_core_that_fails_is_said(runtime: Path, closing: ExitStack) -> None:
     opened(closing, 1).fails = True
     with pytest.raises(RefusedError, match="the engine has no command"):
         Admin().post("/hotspan/cache/clear", {})
+
+
+def test_a_core_that_makes_no_step_is_said(runtime: Path, closing: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its socket answers, and says that the engine does not."""
+    monkeypatch.setattr("hotspan.server.admin.DURABLE_S", 0.01)
+    opened(closing).hangs = True
+    with pytest.raises(RefusedError, match="stalled"):
+        Admin().get("/hotspan/cache")
+
+
+STOPPED = """
+import os, signal, socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_a_core_whose_process_is_stopped_is_said(runtime: Path) -> None:
+    """It can't answer: the command says which process does not, and that it is stopped."""
+    path = socket_path(os.getpid(), "abcde", 0, {})
+    process = subprocess.Popen([sys.executable, "-c", STOPPED, str(path)])
+    try:
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        with pytest.raises(ConfigError, match=rf"stalled: process {process.pid} \(stopped\)"):
+            Admin().get("/hotspan/cache", timeout_s=0.2)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_of_several_engines_one_must_be_named(runtime: Path, closing: ExitStack) -> None:

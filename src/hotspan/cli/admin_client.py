@@ -1,6 +1,9 @@
 """A running server's administration, as the command line calls it."""
 
+import contextlib
 import json
+import socket
+import struct
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -80,7 +83,7 @@ class Admin:
         handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
         if address.startswith(SCHEME):
             shown, base = address, "http://localhost"
-            handlers += [urllib.request.ProxyHandler({}), _UnixHandler(address.removeprefix(SCHEME).removeprefix("//"))]
+            handlers += [urllib.request.ProxyHandler({}), _UnixHandler(_path(address))]
         else:
             url = _url(address)
             shown = base = f"{url.scheme}://{url.netloc}{url.path.rstrip('/')}"
@@ -98,6 +101,8 @@ class Admin:
             raise RefusedError(f"{shown} refused: {_reason(error.code, body, token)}", body) from error
         except (OSError, HTTPException) as error:
             reason = getattr(error, "reason", error)
+            if address.startswith(SCHEME) and isinstance(reason, TimeoutError):
+                raise ConfigError(f"{shown} is stalled: {_stall(address, timeout_s)}") from error
             raise ConfigError(f"{shown} can't be asked ({reason}): does it run, and is --server right?") from error
         except ValueError as error:
             raise ConfigError(f"{shown} does not answer as hotspan does: is --server right?") from error
@@ -110,6 +115,22 @@ class Admin:
         if token or not is_local:  # a token of this host is nothing that another one should see
             return token
         return find_token(url.port or (443 if url.scheme == "https" else 80), surroundings)
+
+
+def _stall(address: str, timeout_s: float) -> str:
+    """What keeps the process behind a Unix socket from answering."""
+    import psutil
+
+    with contextlib.suppress(OSError, psutil.Error), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        caller.settimeout(timeout_s)
+        caller.connect(_path(address))
+        pid, _, _ = struct.unpack("3i", caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        return f"process {pid} ({psutil.Process(pid).status()}) gave no answer within {timeout_s:g} s"
+    return f"its process gave no answer within {timeout_s:g} s"
+
+
+def _path(address: str) -> str:
+    return address.removeprefix(SCHEME).removeprefix("//")
 
 
 def _url(server: str) -> SplitResult:

@@ -8,8 +8,10 @@ from typing import Any, Final
 
 from hotspan.config.configuration import Places, load_configuration
 from hotspan.config.keys import CACHE, CONFIG_FILE
+from hotspan.config.kinds import SECONDS
 from hotspan.config.origin import Note, Source
 from hotspan.config.own import CommandLine
+from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import CacheOptions, CacheSettings
 from hotspan.core.errors import ConfigError, did_you_mean
 
@@ -27,6 +29,8 @@ _NOWHERE: Final = Places(Path("/nonexistent"), Path("/nonexistent"))
 _NO_MODEL: Final = str(_NOWHERE.model)
 """The engine has its model; LMI's files in its directory are for `hotspan serve`."""
 _READ: Final = frozenset({CONFIG_FILE.name, *(option.name for option in CACHE)})
+_ELSEWHERE: Final = "step_timeout_s"
+"""Of the process that answers health checks, where that has hotspan's middleware (server/step_health.py)."""
 _KNOWS_EVENTS: Final = ("--kv-events-config={}",)
 """Whether KV events are published is the engine's own option, which is not read here."""
 _TIERS: Final = "HOTSPAN_RAM_GIB=32, LMCACHE_CONFIG_FILE, HOTSPAN_CONFIG, or hotspan.ram_gib in the extra config"
@@ -86,10 +90,17 @@ def connector_settings(
     unused = (
         setting.given
         for name, setting in settings.items()
-        if name not in _READ and Source.COMMAND_LINE < setting.source < Source.IMPLIED
+        if name not in _READ and name != _ELSEWHERE and Source.COMMAND_LINE < setting.source < Source.IMPLIED
     )
     notes = (Note(given.origin, "only `hotspan serve` reads it: it has no effect", is_warning=True) for given in unused)
     return ConnectorSettings(configuration.cache, (*configuration.notes, *notes))
+
+
+def step_timeout_s(surroundings: Mapping[str, str]) -> float:
+    """How long an engine's step may take before health checks are 503. Raises: ConfigError."""
+    variable = f"HOTSPAN_{_ELSEWHERE.upper()}"
+    given = surroundings.get(variable)
+    return ServerSettings().step_timeout_s if given is None else float(SECONDS.parse(given, variable))
 
 
 def _flags(extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from fastapi import FastAPI
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.inputs import TextPrompt, TokensPrompt
-from vllm.platforms import current_platform
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -28,6 +27,7 @@ from hotspan.core.errors import ConfigError, EngineError
 from hotspan.core.threads import start
 from hotspan.engine.adapters import EngineAdapters
 from hotspan.engine.blend.cuts import cuts
+from hotspan.engine.client_steps import ClientSteps
 from hotspan.engine.compat import ask_cores
 from hotspan.engine.contract import ENGINE, TRIED_WITH
 from hotspan.engine.drafts import report_drafts
@@ -60,16 +60,16 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether requests are in work."""
-        return bool(self.client.output_processor.has_unfinished_requests())
+        return ClientSteps(self.client).has_work
 
     async def turn(self) -> None:
         """Return when each engine core has ended the step it is in, or at once if it is idle."""
-        await ask_cores(self.client.engine_core, "is_sleeping")
+        await ClientSteps(self.client).turn()
 
     @property
     def computes_on_cpu(self) -> bool:
         """Whether a step takes CPU time, also while it lasts long."""
-        return bool(current_platform.is_cpu())
+        return ClientSteps(self.client).computes_on_cpu
 
     async def warm(self, chunk_tokens: int) -> int:
         """Run the compute and the load path once, so that no user pays for first calls; returns the tokens loaded.

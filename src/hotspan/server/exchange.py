@@ -30,6 +30,11 @@ JSONLINES = "application/jsonlines"
 CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 FAILED_DEPENDENCY = 424
 
+_NO_STEP = (
+    "the engine gave no answer in time: it is stalled, or one step takes as long (an LLM() in a program's own process "
+    "answers while it generates)"
+)
+
 _LAST_EVENT_S = 1.0
 """How long a client may take to make room for the last event of a response that is cut off."""
 
@@ -278,7 +283,9 @@ class _Converter:
 
 
 class OwnRoute(APIRoute):
-    """A route of hotspan's in the engine's app: an HttpError of its handler becomes the response."""
+    """A route of hotspan's in the engine's app: an HttpError of its handler becomes the response, as an answer of the
+    engine that does not come does.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -286,8 +293,11 @@ class OwnRoute(APIRoute):
         async def answer(request: Request) -> Response:
             try:
                 return await handle(request)
-            except HttpError as error:
-                return JSONResponse(error.body(error.status), error.status, error.headers)
+            except TimeoutError:
+                error = HttpError(503, _NO_STEP)
+            except HttpError as refused:
+                error = refused
+            return JSONResponse(error.body(error.status), error.status, error.headers)
 
         return answer
 
