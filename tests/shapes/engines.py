@@ -30,6 +30,8 @@ POOL_BLOCKS, BLOCK = 7, 128
 START_S = 600.0
 _TOKEN = "shapes-admin-token-0123"
 _ROOT = Path(__file__).parents[2]
+_COMPILED = Path("~/.cache/hotspan/tests/inductor").expanduser()
+"""What torch has compiled: the same in each run."""
 _VARIABLES = {
     "VLLM_SERVER_DEV_MODE": "1",
     "VLLM_HOST_IP": "127.0.0.1",
@@ -53,7 +55,8 @@ _MODEL = {
 
 def preloaded(log: Path) -> Preloaded:
     """What starts engines sooner."""
-    return Preloaded(a_strangers() | _VARIABLES | {"PYTHONPATH": f"{_ROOT / 'src'}:{_ROOT}"}, log)
+    own = {"PYTHONPATH": f"{_ROOT / 'src'}:{_ROOT}", "TORCHINDUCTOR_CACHE_DIR": str(_COMPILED)}
+    return Preloaded(a_strangers() | _VARIABLES | own, log)
 
 
 class Refused(Exception):
@@ -115,9 +118,10 @@ class Engine:
                 process.send_signal(signal.SIGTERM)
             try:
                 process.wait(90)
-            except subprocess.TimeoutExpired:
+            except subprocess.TimeoutExpired as error:
+                said = "\n".join([*map(_state, self.processes), self.said()[-6000:]])
                 self.kill()
-                raise
+                raise AssertionError(said) from error
 
     def kill(self) -> None:
         """SIGKILL to all of its processes."""
@@ -243,6 +247,16 @@ def _await(engine: Engine) -> None:
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):
             return
         time.sleep(0.3)
+
+
+def _state(process: Started) -> str:
+    """What there is of a node."""
+    try:
+        parent = psutil.Process(process.pid)
+        below = [f"{each.pid} {each.name()} {each.status()}" for each in parent.children(recursive=True)]
+        return f"{process.pid} {parent.status()}: {below}"
+    except psutil.Error as error:
+        return str(error)
 
 
 def _words(options: dict[str, Any]) -> list[str]:

@@ -33,6 +33,8 @@ from typing import Any
 
 import psutil
 
+from kit.child import Child
+
 MODULES = (
     "vllm.entrypoints.openai.api_server",
     "vllm.entrypoints.cli.serve",
@@ -94,10 +96,8 @@ class Preloaded:
 
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "tests.shapes.preloaded", str(theirs.fileno())]
-        with log.open("ab") as out:
-            given: dict[str, Any] = {"env": dict(environment), "cwd": _ROOT, "stdout": out, "stderr": out}
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], **given)
+        command = [sys.executable, "-m", "tests.shapes.preloaded", str(theirs.fileno()), json.dumps(dict(environment))]
+        self._process = Child(command, log=log, pass_fds=[theirs.fileno()])
         theirs.close()
         if self._socket.recv(_MAX_MESSAGE) != b"ready":
             raise OSError(log.read_text())
@@ -127,7 +127,7 @@ class Preloaded:
 
     def close(self) -> None:
         self._socket.close()
-        self._process.wait(60)
+        self._process.__exit__(None, None, None)
 
 
 # -- in those processes ------------------------------------------------------------------------------------------------
@@ -267,8 +267,11 @@ def _mount(shared: str) -> None:
         subprocess.run(["mount", *words], check=True)
 
 
-def main(asked: socket.socket) -> None:
-    """Import, then fork what is asked for."""
+def main(asked: socket.socket, environment: Mapping[str, str]) -> None:
+    """Import, then fork what is asked for. environment: instead of this process's."""
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(_ROOT)
     for name in MODULES:
         importlib.import_module(name)
     _be_patient()
@@ -287,4 +290,4 @@ def main(asked: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])))
+    main(socket.socket(fileno=int(sys.argv[1])), json.loads(sys.argv[2]))
