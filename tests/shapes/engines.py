@@ -178,7 +178,9 @@ def running(
     """
     engine = Engine(shape, model, directory, port=free_port())
     ports = free_port(), free_port()
-    with nullcontext(source) if source is not None else closing(preloaded(directory / "preloaded.log")) as starter:
+    own_source = closing(preloaded(directory / "preloaded.log")) if source is None else None
+    with own_source or nullcontext(source) as starter:
+        assert starter is not None
         try:
             for node in range(shape.nodes):
                 log = directory / f"{len(list(directory.glob('*.log')))}-node{node}.log"

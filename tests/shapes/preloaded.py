@@ -110,7 +110,7 @@ class Preloaded:
         shared:    what the process has as /dev/shm, a host of its own; None for that of this host.
         has_pipes: its stdin and stdout are pipes; else `out` has what it prints.
         """
-        ends = (*os.pipe(), *os.pipe()) if has_pipes else ()
+        ends: list[int] = [*os.pipe(), *os.pipe()] if has_pipes else []
         fds = [ends[0], ends[3], out] if ends else [os.open(os.devnull, os.O_RDONLY), out, out]
         told = {
             "target": target,
@@ -122,12 +122,17 @@ class Preloaded:
         pid = int(self._socket.recv(_MAX_MESSAGE))
         for each in (ends[0], ends[3]) if ends else fds[:1]:
             os.close(each)
-        pipes = (os.fdopen(ends[1], "w"), os.fdopen(ends[2])) if ends else (None, None)
-        return Started(pid, *pipes)
+        if not ends:
+            return Started(pid, None, None)
+        return Started(pid, os.fdopen(ends[1], "w"), os.fdopen(ends[2]))
 
     def close(self) -> None:
+        below = psutil.Process(self._process.pid).children(recursive=True)
         self._socket.close()
         self._process.__exit__(None, None, None)
+        for each in below:  # such as a cluster of Ray's, whose engine did not start
+            with contextlib.suppress(psutil.Error):
+                each.kill()
 
 
 # -- in those processes ------------------------------------------------------------------------------------------------
@@ -231,7 +236,8 @@ def _run() -> None:
 
 def _spawn_from(template: socket.socket) -> None:
     """Have multiprocessing's `spawn` in this process fork from a template."""
-    owner, started, libc = os.getpid(), util.spawnv_passfds, ctypes.CDLL(None)
+    module: Any = util
+    owner, started, libc = os.getpid(), module.spawnv_passfds, ctypes.CDLL(None)
 
     def spawned(path: Any, words: Sequence[Any], fds: Sequence[int]) -> int:
         found = next(filter(None, (_SPAWNED.search(os.fsdecode(each)) for each in words)), None)
@@ -246,7 +252,7 @@ def _spawn_from(template: socket.socket) -> None:
         finally:
             libc.prctl(_SUBREAPER, 0)
 
-    util.spawnv_passfds = spawned
+    module.spawnv_passfds = spawned
 
 
 def _be_patient() -> None:
@@ -255,8 +261,9 @@ def _be_patient() -> None:
 
     given = inspect.signature(CacheSettings).parameters.values()
     optional = [each.name for each in given if each.default is not inspect.Parameter.empty]
-    defaults = dict(zip(optional, CacheSettings.__init__.__defaults__ or (), strict=True)) | {"patience_s": PATIENCE_S}
-    CacheSettings.__init__.__defaults__ = tuple(defaults.values())
+    initializer: Any = CacheSettings.__init__
+    defaults = dict(zip(optional, initializer.__defaults__, strict=True)) | {"patience_s": PATIENCE_S}
+    initializer.__defaults__ = tuple(defaults.values())
 
 
 def _mount(shared: str) -> None:
@@ -280,6 +287,7 @@ def main(asked: socket.socket, environment: Mapping[str, str]) -> None:
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         raise OSError(f"the imports started {threads - 1} threads, which a forked process does not have")
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1)  # what engines leave behind is found below this process
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     asked.send(b"ready")
     _job.update(_serve(asked, _direct))

@@ -74,7 +74,8 @@ class Scheduler:
         orders = self.step(request, 1 if claimed else None)
         if orders is not None:
             stored, ended = [store.key for store in orders.stores], [job.number for job in orders.blends]
-            self.blending.note(Report(stored=stored, ended=ended, done=orders.number))
+            checks = [check.number for check in orders.checks]
+            self.blending.note(Report(stored=stored, ended=ended, done=orders.number, running=checks))
         return self.blending.end(request.request_id)
 
     @property

@@ -78,7 +78,7 @@ class Checks:
         """There is nothing to check: the blend failed, or was cancelled."""
         self._waiting.pop(number, None)
 
-    def begin(self, number_of_orders: int) -> list[CheckJob]:
+    def begin(self, number_of_orders: int = 0) -> list[CheckJob]:
         """The check that begins with these orders, if there is room for one."""
         if self._pool is None:
             return []
