@@ -294,7 +294,7 @@ test-slow: develop  ## The tests that take minutes
 	@$(BIN)/python -m pytest -m slow --durations=15
 
 .PHONY: shapes
-shapes: develop  ## Every shape of engine: answers as without hotspan, or refused at the start (SHAPE="TP 2": those; an hour)
+shapes: develop  ## Every shape of engine: answers as without hotspan, or refused at the start (SHAPE="TP 2": those; six minutes of CPU)
 	@$(BIN)/python -m pytest tests/shapes $(if $(SHAPE),-k "$(SHAPE)") --durations=0
 
 .PHONY: test-families
