@@ -1,11 +1,13 @@
 """What every test begins with."""
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from kit.preloaded import SERVERS
 from tests.bytecode import pytest_sessionstart  # noqa: F401
 from tests.groups import (  # noqa: F401
     pytest_collection_modifyitems,
@@ -32,6 +34,13 @@ settings.load_profile("gate")
 def _warnings_are_heard() -> None:
     """An application that an earlier test built may have raised the root logger's level."""
     logging.getLogger().setLevel(logging.WARNING)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _servers_are_forked() -> Iterator[None]:
+    """Servers begin where one process has finished its imports; tests/server/test_serve.py starts whole programs."""
+    with SERVERS.forked():
+        yield
 
 
 @pytest.fixture(scope="session")

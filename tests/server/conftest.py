@@ -17,6 +17,7 @@ import httpx
 from hotspan.config.server_settings import ServerSettings
 from hotspan.server.options import ServeOptions
 from kit.ports import free_port
+from kit.preloaded import SERVERS
 
 IN_CORE = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """The engine core computes by itself, as with one GPU. On CPU vLLM starts a worker otherwise: one more import of torch.
@@ -77,17 +78,19 @@ class Server:
 
 
 @contextlib.contextmanager
-def started(log: Path, *command: str, variables: Mapping[str, str], **how: Any) -> Iterator["subprocess.Popen[bytes]"]:
+def started(
+    log: Path, *command: str, variables: Mapping[str, str], max_files: int | None = None
+) -> Iterator["subprocess.Popen[bytes]"]:
     """A command of hotspan's in a process group of its own, gone at the end whatever happens.
 
-    variables: of its environment, besides those of this process that are neither hotspan's nor vLLM's.
+    variables: of its environment, besides those of this process that are neither hotspan's nor vLLM's. max_files: a
+    limit of its own for open files. In a run of tests a server with the variables of most is forked with its imports.
     """
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("VLLM_", "HOTSPAN_"))}
-    environment |= ENVIRONMENT | UNCOMPILED | dict(variables)
+    usual = {key: value for key, value in os.environ.items() if not key.startswith(("VLLM_", "HOTSPAN_"))}
+    usual |= ENVIRONMENT | UNCOMPILED
+    how: dict[str, Any] = {"env": usual | dict(variables), "start_new_session": True}
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True, **how
-        )
+        process = SERVERS.popen(usual, command, max_files, stdout=output, stderr=subprocess.STDOUT, **how)
     try:
         yield process
     finally:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import resource
 import shutil
 import string
 import sys
@@ -29,6 +28,8 @@ GREEDY = {"max_new_tokens": 10, "do_sample": False}
 PLACES = 120
 SESSION_S = 600.0
 MAX_BODY_MIB = 2
+FEW_FILES = 1024
+"""As in a shell of most systems, and not as in a test machine's."""
 
 _PROPERTIES = string.Template("""\
 engine=Python
@@ -222,7 +223,7 @@ def container(scratch: Path, variables: Mapping[str, str], within: Sequence[str]
     own = {"HOTSPAN_ADMIN_TOKEN": ADMIN_TOKEN, "OPTION_DISTRIBUTED_EXECUTOR_BACKEND": IN_CORE}
     own |= {"SAGEMAKER_BIND_TO_PORT": str(port)} | dict(variables)
     command = [*within, sys.executable, "-m", "hotspan", "serve"]
-    with started(log, *command, variables=own, preexec_fn=_begin_with_few_files) as process:
+    with started(log, *command, variables=own, max_files=FEW_FILES) as process:
         artifacts = Path(variables.get("HOTSPAN_CLIENT_ADAPTERS", scratch))
         running = Container(Server(process, port, log, "lmi"), Path(variables["HF_MODEL_ID"]), artifacts)
         try:
@@ -230,11 +231,6 @@ def container(scratch: Path, variables: Mapping[str, str], within: Sequence[str]
             yield running
         finally:
             running.close()
-
-
-def _begin_with_few_files() -> None:
-    """As in a shell of most systems, and not as in a test machine's."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
 def _watch_start(running: Container, seconds: float = 400) -> None:
