@@ -281,7 +281,7 @@ class Engine:
         if self.loads:
             load = self.loads.pop(self.rng.randrange(len(self.loads)))
             for _, slot, data in load.parts:
-                self._expect(self.cache.ram.slab.slot(slot) == data, "a slot changed while the engine copied from it")
+                self._expect(self._has(slot, data), "a slot changed while the engine copied from it")
             self.cache.end_load([chunk.key for chunk, _, _ in load.parts])
 
     def end_store(self, success: bool | None = None) -> None:
@@ -402,7 +402,10 @@ class Engine:
             raise Broken(str(error)) from error
         for load in self.loads:
             for _, slot, data in load.parts:
-                self._expect(self.cache.ram.slab.slot(slot) == data, "a slot changed while the engine copied from it")
+                self._expect(self._has(slot, data), "a slot changed while the engine copied from it")
+
+    def _has(self, slot: int, data: bytes) -> bool:
+        return bytes(self.cache.ram.slab.slot(slot)) == data  # a memoryview compares one byte after the other
 
     def found(self, key: ChunkKey, data: bytes, terms: Terms) -> None:
         """After a crash the tier below holds these bytes: they are the present epoch's, or one's that was not gone.

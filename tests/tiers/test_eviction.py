@@ -172,6 +172,22 @@ def test_the_queues_stay_small() -> None:
     arc.check()
 
 
+@pytest.mark.parametrize("is_often", [False, True])
+def test_a_leaf_that_no_queue_has_is_found(is_often: bool) -> None:
+    """check() raises if a leaf of one of several tenants is missing where evictions look for it."""
+    arc = LeafArc(len(NAMES))
+    for number, name in enumerate(NAMES):
+        arc.add(KEY[name], None, number % 2)
+    if is_often:
+        arc.touch(KEY.values())
+    arc.check()
+    queue = arc._tenants[1].list_of(is_often)
+    queue.heap.clear()
+    queue._old.clear()
+    with pytest.raises(AssertionError, match="a leaf is not up for eviction"):
+        arc.check()
+
+
 def test_evicting_a_long_text_costs_the_same_for_each_chunk() -> None:
     """A text of 2,000 chunks leaves no stale entries behind as it comes: none of its chunks pays for the others."""
     arc, text = LeafArc(2_001), chain("text", 2_000)

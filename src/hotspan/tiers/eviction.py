@@ -263,15 +263,13 @@ class LeafArc:
                 raise AssertionError("a chunk is held by nobody")
         if children != {parent: self._children.of(parent) for parent in self._children}:
             raise AssertionError("children are miscounted")
-        up = {
-            (tenant, is_often, leaf)
-            for tenant, held in self._tenants.items()
-            for is_often in (False, True)
-            for leaf in held.list_of(is_often).entries()
-        }
-        leaves = [(n.tenant, n.is_often, (n.used, key)) for key, n in self._nodes.items() if key not in children]
-        if not up.issuperset(leaves):
-            raise AssertionError("a leaf is not up for eviction")
+        leaves: dict[tuple[int, bool], list[Leaf]] = {}
+        for key, node in self._nodes.items():
+            if key not in children:
+                leaves.setdefault((node.tenant, node.is_often), []).append((node.used, key))
+        for (tenant, is_often), those in leaves.items():
+            if not set(self._tenants[tenant].list_of(is_often).entries()).issuperset(those):
+                raise AssertionError("a leaf is not up for eviction")
         for tenant, held in self._tenants.items():
             counted = chunks.get((tenant, False), 0), chunks.get((tenant, True), 0)
             if not held.chunks or counted != (held.once.chunks, held.often.chunks) or held.size != sizes[tenant]:
