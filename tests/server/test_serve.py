@@ -2,6 +2,7 @@
 
 import json
 import signal
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -66,6 +67,11 @@ def client(server: Server) -> openai.OpenAI:
 def get(url: str) -> tuple[int, str]:
     with urllib.request.urlopen(url, timeout=60) as answer:
         return answer.status, answer.read().decode()
+
+
+def test_it_is_a_whole_program(server: Server) -> None:
+    """This server does its own imports, as those of users do; most others in a run of tests are forked after them."""
+    assert psutil.Process(server.process.pid).cmdline()[:4] == [sys.executable, "-m", "hotspan", "serve"]
 
 
 def test_openai_routes(client: openai.OpenAI, server: Server) -> None:
