@@ -24,7 +24,8 @@ from hotspan.core.shared_memory import SHARED_MEMORY
 from hotspan.demo.model import make_demo_model
 from tests.tiers.mounts import mounted
 
-from .engines import Answer, Engine, running, slabs
+from .engines import Answer, Engine, preloaded, running, slabs
+from .preloaded import Preloaded
 from .table import TP2, Shape
 from .test_shapes import CLOSE, TEXTS, WHOLE, text_of
 
@@ -51,12 +52,18 @@ def same(have: Answer, want: Answer) -> bool:
 
 
 def turn(
-    shape: Shape, model: Path, directory: Path, shared: Path, truth: list[Answer], chance: random.Random
+    shape: Shape,
+    model: Path,
+    directory: Path,
+    shared: Path,
+    truth: list[Answer],
+    chance: random.Random,
+    source: Preloaded,
 ) -> Counter[str]:
     """One start, requests and a kill in the middle of them. Raises: Wrong."""
     counts: Counter[str] = Counter()
     node = chance.randrange(2)
-    with running(shape, model, directory, shared) as engine:
+    with running(shape, model, directory, shared, source=source) as engine:
         timer = threading.Timer(chance.uniform(0.05, 4.0), kill_node, (engine, node))
         timer.start()
         with contextlib.suppress(OSError, HTTPException, AssertionError, ValueError):  # the server is gone
@@ -94,18 +101,21 @@ def main() -> None:
     given = parser.parse_args()
     shape = Shape(given.start, "TP 2 over two nodes", TP2, nodes=2, has_disk=False)
     chance, counts, begun_s = random.Random(given.seed), Counter[str](), time.monotonic()
-    with tempfile.TemporaryDirectory() as place, mounted(Path(place) / "shm", "tmpfs", "size=2g") as shared:
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(tempfile.TemporaryDirectory())
+        shared = stack.enter_context(mounted(Path(place) / "shm", "tmpfs", "size=2g"))
         model = make_demo_model(Path(place) / "model", "tiny").path
         alone = Path(place) / "alone"
         alone.mkdir()
-        with running(Shape("LLM", "one rank"), model, alone, is_cached=False) as engine:
+        source = stack.enter_context(contextlib.closing(preloaded(Path(place) / "preloaded.log")))
+        with running(Shape("LLM", "one rank"), model, alone, is_cached=False, source=source) as engine:
             truth = [engine.ask(text_of(seed)) for seed in range(TEXTS)]
         for number in range(given.kills):
             if time.monotonic() - begun_s > given.seconds:
                 break
             directory = Path(place) / str(number)
             directory.mkdir()
-            counts += turn(shape, model, directory, shared, truth, chance)
+            counts += turn(shape, model, directory, shared, truth, chance, source)
             print(f"{number + 1} starts in {time.monotonic() - begun_s:.0f} s: {dict(counts)}", flush=True)
     print(f"0 wrong answers, no slab left: {dict(counts)}")
 
