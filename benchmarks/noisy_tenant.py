@@ -1,11 +1,15 @@
 """What a tenant that does the worst its limits allow costs another one, with every route of the server and the router.
 
-usage: python -m benchmarks.noisy_tenant [--seconds 60] [--clients 8] [--seed 0] [--output FILE]
+usage: python -m benchmarks.noisy_tenant [--seconds 60] [--clients 8] [--seed 0] [--noise-nice 19] [--output FILE]
 
 A server with two tenants and a router in front, a tiny model on the CPU. The quiet tenant streams a short answer
-through the router every half second: first alone, then while the other one's clients draw an entry (server or
-router), a route and a size by lot, from nothing to the largest body that is taken, without a pause. TTFT is that of the
-quiet tenant. Clients, server and router share this machine, so the figures contain what the clients themselves take.
+through the router every half second: first alone, then while the other one's clients (noisy_clients.py) draw an entry
+(server or router), a route and a size by lot, from nothing to the largest body that is taken, without a pause. TTFT is
+that of the quiet tenant.
+
+Everything shares this machine. The noisy clients are a process of their own with `--noise-nice`, since they stand for
+other machines: with 19 they have what the others leave; with 0 the figures contain what they take. The CPU-seconds of
+each process are in the result.
 
 Goals: each of the quiet tenant's requests is answered; its p99 TTFT is at most twice that alone; no process takes more
 than it took alone and the memory for all bodies (1 GiB).
@@ -14,7 +18,7 @@ than it took alone and the memory for all bodies (1 GiB).
 import contextlib
 import json
 import os
-import random
+import subprocess
 import sys
 import tempfile
 import threading
@@ -30,21 +34,18 @@ import httpx
 import psutil
 
 from benchmarks.harness import arguments
+from benchmarks.noisy_clients import BODY_BYTES
 from hotspan.bench.machine import write_results
 from hotspan.core.types import MIB
 from hotspan.demo.model import make_demo_model
 from hotspan.http.connections import HttpLimits
-from hotspan.http.paths import INVOCATIONS, PIN, PREFETCH, STATELESS, WARM, WORK
 from kit.measure import quantile
 from kit.ports import free_port
 from tests.server.conftest import serving, started
 
 KEYS = {"quiet": "sk-quiet-0123456789", "noisy": "sk-noisy-0123456789"}
 TENANTS = "tenants:\n" + "".join(f'  {name}: {{keys: ["{key}"]}}\n' for name, key in KEYS.items())
-BODY_BYTES = 8 * MIB
 PAUSE_S, SAMPLE_S = 0.5, 0.25
-SIZES = (0, 100, 10_000, 1_000_000, BODY_BYTES - 4096)
-ROUTES = (*WORK, *STATELESS, INVOCATIONS, PREFETCH, PIN, WARM, "/hotspan/cache/invalidate", "/adapters", "/v1/models")
 P99_GOAL = 2.0
 
 
@@ -84,47 +85,31 @@ class House:
                     found[kind] = max(found.get(kind, 0), each.memory_info().rss)
         return found
 
-
-def bodies(rng: random.Random, model: str) -> bytes:
-    """A body by lot: of a shape that many routes take, with a text, a list or names of some size."""
-    size = rng.choice(SIZES)
-    text = rng.choice(("a ", "word ", "\u0316", "{document}", "\x00", "9")) * size
-    text = text[:size]
-    many = max(1, size // 64)
-    shape = rng.randrange(7)
-    said: dict[str, Any] = {"model": model, "max_tokens": rng.choice((1, 16, 512)), "stream": rng.random() < 0.3}
-    said |= {"n": rng.choice((1, 1, 1, 8)), "ignore_eos": True, "tags": ["noise"]}
-    if shape == 0:
-        said["prompt"] = text
-    elif shape == 1:
-        said["messages"] = [{"role": "user", "content": text}]
-    elif shape == 2:
-        said["messages"] = [{"role": "user", "content": ""}] * many
-    elif shape == 3:
-        said |= {"prompt": "noise", "cache_salt": text}
-    elif shape == 4:
-        said |= {"texts": [{"text": "a"}] * min(many, 1000), "template": text + "{document}"}
-    elif shape == 5:
-        said |= {"prompt": [rng.randrange(3, 200)] * many, "hold_s": 60, "gib": 0.01}
-    else:
-        said |= {"inputs": text, "parameters": {"max_new_tokens": 64}, "name": text[:200]}
-    return json.dumps(said).encode()[:BODY_BYTES]
+    def cpu_s(self) -> dict[str, float]:
+        """CPU-seconds of each process so far, with those below it; `machine`: of all that runs here."""
+        found: dict[str, float] = {}
+        for name, process in self.processes.items():
+            for each in (process, *process.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    kind = "engine" if "EngineCore" in " ".join(each.cmdline()) else name
+                    times = each.cpu_times()
+                    found[kind] = found.get(kind, 0.0) + times.user + times.system
+        machine = psutil.cpu_times()
+        return found | {"machine": sum(machine) - machine.idle - machine.iowait}
 
 
-def noise(house: House, seed: int, until: threading.Event, statuses: "Counter[str]") -> None:
-    """One client of the noisy tenant."""
-    rng = random.Random(seed)
-    headers = {"authorization": f"Bearer {KEYS['noisy']}", "content-type": "application/json"}
-    with httpx.Client(headers=headers, timeout=10.0) as client:
-        while not until.is_set():
-            url, route = house.urls[rng.choice(sorted(house.urls))], rng.choice(ROUTES)
-            method = "GET" if route == "/v1/models" else "POST"
-            query = "?q=" + "q" * rng.choice((0, 0, 4000))
-            try:
-                answer = client.request(method, url + route + query, content=bodies(rng, house.model))
-                statuses[str(answer.status_code)] += 1
-            except httpx.TransportError as error:
-                statuses[type(error).__name__] += 1
+@contextlib.contextmanager
+def noise(house: House, clients: int, seed: int, nice: int) -> Iterator[dict[str, Any]]:
+    """The noisy tenant at work in the block; after it, what its clients were answered and what they took."""
+    command = ["nice", "-n", str(nice), sys.executable, "-m", "benchmarks.noisy_clients", "--model", house.model]
+    command += ["--urls", ",".join(sorted(house.urls.values())), "--key", KEYS["noisy"]]
+    command += ["--clients", str(clients), "--seed", str(seed)]
+    said: dict[str, Any] = {}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        if process.stdout is None or process.stdout.readline() != "ready\n":
+            raise RuntimeError("the noisy clients did not begin")
+        yield said
+        said |= json.loads(process.communicate("")[0])
 
 
 def ask(house: House, client: httpx.Client, quiet: Quiet, number: int) -> None:
@@ -142,8 +127,8 @@ def ask(house: House, client: httpx.Client, quiet: Quiet, number: int) -> None:
         quiet.failures[type(error).__name__] += 1
 
 
-def measured(house: House, seconds: float) -> tuple[Quiet, dict[str, int]]:
-    """The quiet tenant's requests for so long, and the most memory that each process took meanwhile."""
+def measured(house: House, seconds: float) -> tuple[Quiet, dict[str, int], dict[str, float]]:
+    """The quiet tenant's requests for so long; the most memory and the CPU-seconds that each process took meanwhile."""
     quiet, most, over = Quiet(), dict[str, int](), threading.Event()
 
     def sample() -> None:
@@ -153,13 +138,14 @@ def measured(house: House, seconds: float) -> tuple[Quiet, dict[str, int]]:
 
     with ThreadPoolExecutor(1) as pool, httpx.Client(headers={"x-api-key": KEYS["quiet"]}, timeout=120) as client:
         pool.submit(sample)
-        ends_s, number = time.monotonic() + seconds, 0
+        before, ends_s, number = house.cpu_s(), time.monotonic() + seconds, 0
         while time.monotonic() < ends_s:
             ask(house, client, quiet, number)
             number += 1
             time.sleep(PAUSE_S)
         over.set()
-    return quiet, most
+        took = {name: round(each - before.get(name, 0.0), 1) for name, each in house.cpu_s().items()}
+    return quiet, most, took
 
 
 @contextlib.contextmanager
@@ -189,18 +175,13 @@ def opened(directory: Path) -> Iterator[House]:
 
 
 def main() -> int:
-    given = arguments(__doc__, seconds=60.0, clients=8, seed=0)
+    given = arguments(__doc__, seconds=60.0, clients=8, seed=0, noise_nice=19)
     load = [round(os.getloadavg()[0], 1)]
     with tempfile.TemporaryDirectory(prefix="noisy-") as place, opened(Path(place)) as house:
         measured(house, 5.0)  # what is made at the first requests
-        alone, before = measured(house, given.seconds)
-        over, statuses = threading.Event(), Counter[str]()
-        with ThreadPoolExecutor(given.clients) as pool:
-            clients = [pool.submit(noise, house, given.seed + n, over, statuses) for n in range(given.clients)]
-            beside, during = measured(house, given.seconds)
-            over.set()
-        for client in clients:
-            client.result()
+        alone, before, alone_s = measured(house, given.seconds)
+        with noise(house, given.clients, given.seed, given.noise_nice) as said:
+            beside, during, beside_s = measured(house, given.seconds)
     load.append(round(os.getloadavg()[0], 1))
     pot = HttpLimits().held_bytes
     memory = {
@@ -214,11 +195,14 @@ def main() -> int:
         "memory": all(each["most_mib"] <= each["bound_mib"] for each in memory.values()),
     }
     figures = {"alone": alone.figures, "beside": beside.figures, "ttft_p99_ratio": round(ratio, 2), "memory": memory}
-    figures |= {"noise": dict(statuses), "load_average": load, "reached": is_reached}
+    figures |= {"cpu_s": {"alone": alone_s, "beside": beside_s, "noisy clients": round(said["cpu_s"], 1)}}
+    figures |= {"noise": said["statuses"], "load_average": load, "reached": is_reached}
     print(json.dumps(figures, indent=1))
     if given.output is not None:
-        command = f"python -m benchmarks.noisy_tenant --seconds {given.seconds:g} --clients {given.clients}"
-        settings = {"seconds": given.seconds, "clients": given.clients, "seed": given.seed, "body_bytes": BODY_BYTES}
+        settings = {name: value for name, value in vars(given).items() if name != "output"}
+        command = "python -m benchmarks.noisy_tenant " + " ".join(
+            f"--{name.replace('_', '-')} {value:g}" for name, value in settings.items()
+        )
         write_results(given.output, "noisy-tenant", command=command, settings=settings, **figures)
     return 0 if all(is_reached.values()) else 1
 

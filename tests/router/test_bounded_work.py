@@ -22,7 +22,7 @@ from hotspan.http.upstream import Upstream
 from hotspan.router import text, tokens
 from hotspan.router.prompt import MAX_MESSAGES, MAX_NODES, MAX_TEXT
 from hotspan.router.template import ChatTemplate
-from hotspan.router.text import Prompts
+from hotspan.router.text import MAX_READ, Prompts
 from hotspan.router.tokens import MAX_MARKS, MAX_NOT_ASCII, AddedTokens, normal_form
 from hotspan.router.types import Owner
 from tests.operations import operations
@@ -202,6 +202,14 @@ def test_a_server_takes_bodies_of_so_many_values(body: bytes, is_taken: bool) ->
     with pytest.raises(HttpError) as refused:
         check_json(body)
     assert refused.value.status == 413
+
+
+def test_of_a_large_body_its_size_counts_alone() -> None:
+    """What is larger than all text that is compared is not parsed."""
+    reader = Prompts()
+    assert reader.read("/v1/completions", {}, b'{"prompt":"' + b"a" * (MAX_READ - 20) + b'"}').keys
+    ask = reader.read("/v1/completions", {}, b'{"prompt":"' + b"a" * MAX_READ + b'"}')
+    assert not ask.keys and ask.tokens == (MAX_READ + 13) // 4 and reader.unread == 1
 
 
 # -- what stays behind ----------------------------------------------------------------------------------------------

@@ -105,6 +105,21 @@ async def test_large_prompts_go_through_whole() -> None:
         assert fake.works == 2
 
 
+async def test_a_prompt_that_no_replica_would_take_is_not_read() -> None:
+    """Where all replicas tell how large bodies of text may be, the largest of these holds; sound and lists of texts
+    have the router's own limit, and so has everything where one replica does not tell."""
+    for limits, status in (((1000, 2000), 413), ((1000, None), 200), ((1000, True), 200)):
+        async with replicas(say_ok, say_ok) as fakes:
+            for fake, limit in zip(fakes, limits, strict=True):
+                fake.ping = (200, {"status": "Healthy", "max_text_bytes": limit})
+            async with routed(fakes) as at:
+                assert await at.status({"prompt": "a" * 1900}) == 200
+                assert await at.status({"prompt": "a" * 2000}) == status
+                assert await at.status({"prompt": "a" * 2000}, "/hotspan/cache/prefetch") == status
+                assert await at.status({"prompt": "a" * 2000}, "/v1/audio/transcriptions") == 200
+                assert await at.status({"each": ["a" * 2000]}, "/hotspan/cache/invalidate") == 200
+
+
 async def test_statuses_of_clients_and_of_failed_requests_are_handed_on() -> None:
     """400, 404, 429 and 500 come from the replica as they are, once: nothing is tried again."""
     for status in (400, 404, 429, 500):

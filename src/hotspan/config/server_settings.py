@@ -47,6 +47,13 @@ class ServerSettings:
             "SAGEMAKER_MAX_REQUEST_SIZE", Spelling("SAGEMAKER_MAX_PAYLOAD_IN_MB", kinds.MEBIBYTES, order=1)
         ),
     )
+    max_text_bytes: int | None = option(
+        None,
+        "Maximum size of a request body whose prompt is text, in bytes. Default: 1 MiB, and 6 bytes for each character "
+        "of the longest text that fits the model. Models that take other media, embeddings as prompts, or batches "
+        "(pooling) have --max-request-bytes alone.",
+        kind=kinds.COUNT,
+    )
     predict_timeout_s: float = option(
         240.0,
         "Maximum duration of one request, in seconds.",

@@ -148,6 +148,12 @@ class Engine:
         """Whether the model makes embeddings."""
         return bool(self.client.model_config.runner_type == "pooling")
 
+    @property
+    def takes_one_text(self) -> bool:
+        """Whether a prompt is text or tokens and nothing else, and requests are no batches of texts by their nature."""
+        model = self.client.model_config
+        return not (model.is_multimodal_model or model.enable_prompt_embeds or self.is_embedding)
+
     def adapters(self) -> EngineAdapters | None:
         """Its adapters; None without LoRA. Call once. Mutates: the client, which counts their requests from then on."""
         if self.client.vllm_config.lora_config is None:

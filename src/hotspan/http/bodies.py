@@ -4,13 +4,16 @@ Each owner has a part of the memory, and of the bodies that are read at a time, 
 """
 
 import asyncio
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from types import TracebackType
 from typing import Protocol, Self
 
 from hotspan.http.connections import DIVERT, WHOLE, Divert, HttpLimits
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import Exchange
+
+MAX_TEXT_BYTES = "max_text_bytes"
+"""In the answer to a health check: how large a body may be whose prompt is text."""
 
 
 class Target(Protocol):
@@ -101,6 +104,12 @@ async def read_into(exchange: Exchange, limits: HttpLimits, size: int, target: T
             divert(0, target.buffer, came)
 
 
+async def in_slices(steps: Iterator[None]) -> None:
+    """Do work that pauses, with the event loop's other work in its pauses. Raises: as the work does."""
+    for _ in steps:
+        await asyncio.sleep(0)
+
+
 class Budget:
     """One half of `amount` is divided equally between the owners; the other half goes to whoever asks first.
 
@@ -161,23 +170,24 @@ class Bodies:
         self._held = Budget(limits.held_bytes, limits.principals)
         self._uploads = Budget(limits.connections // 2, limits.principals)
 
-    def body(self, exchange: Exchange, owner: Hashable) -> "HeldBody":
+    def body(self, exchange: Exchange, owner: Hashable, text_bytes: int | None = None) -> "HeldBody":
         """A context manager with the whole body, which counts as `owner`'s until the end of the block.
 
-        Raises: HttpError 408, 413 or 429; ClientGone.
+        text_bytes: what a body at this route can need, where that is less than any body may have.
+        Raises:     HttpError 408, 413 or 429; ClientGone.
         """
-        return HeldBody(self, exchange, owner)
+        return HeldBody(self, exchange, owner, text_bytes)
 
-    async def _read(self, exchange: Exchange, owner: Hashable) -> bytes:
+    async def _read(self, exchange: Exchange, owner: Hashable, text_bytes: int | None) -> bytes:
         length = exchange.headers.get("content-length", "0")
-        self._check(int(length) if length.isdigit() else 0)
+        self._check(int(length) if length.isdigit() else 0, text_bytes)
         if not self._uploads.take(owner, 1):
             raise HttpError(429, "as many of your requests' bodies are on their way as may be: try again", retry_s=1)
         size, parts = 0, []
 
         def hold(part: bytes) -> None:
             nonlocal size
-            self._check(size + len(part))
+            self._check(size + len(part), text_bytes)
             if not self._held.take(owner, len(part)):
                 raise HttpError(429, "your requests hold as much memory as they may: try again", retry_s=1)
             size += len(part)
@@ -192,7 +202,13 @@ class Bodies:
             self._uploads.give(owner, 1)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _check(self, size: int) -> None:
+    def _check(self, size: int, text_bytes: int | None) -> None:
+        if text_bytes is not None and size > text_bytes:
+            raise HttpError(
+                413,
+                f"the body is larger than {text_bytes:,} bytes, which is what text that fits this model can need: send "
+                "less, or raise max_text_bytes",
+            )
         most = self._limits.max_request_bytes
         if size > most:
             raise HttpError(413, f"the body is larger than {most:,} bytes: send less, or raise max_request_bytes")
@@ -201,15 +217,16 @@ class Bodies:
 class HeldBody:
     """What `Bodies.body` gives; a class, since every request has one."""
 
-    __slots__ = ("_bodies", "_exchange", "_owner", "_size")
+    __slots__ = ("_bodies", "_exchange", "_owner", "_size", "_text_bytes")
 
-    def __init__(self, bodies: Bodies, exchange: Exchange, owner: Hashable) -> None:
+    def __init__(self, bodies: Bodies, exchange: Exchange, owner: Hashable, text_bytes: int | None) -> None:
         self._bodies = bodies
         self._exchange = exchange
         self._owner = owner
+        self._text_bytes = text_bytes
 
     async def __aenter__(self) -> bytes:
-        body = await self._bodies._read(self._exchange, self._owner)
+        body = await self._bodies._read(self._exchange, self._owner, self._text_bytes)
         self._size = len(body)
         return body
 

@@ -15,10 +15,12 @@ OPENAI = (
 PRIVILEGED = "/inference/v1/generate"
 """Takes the digests of images as the client gives them: a forged one poisons what tenants share."""
 
+AUDIO = ("/v1/audio/transcriptions", "/v1/audio/translations")
+
 WORK = (
     *OPENAI,
     *("/v2/embed", "/generative_scoring", "/cohere/v2/chat", "/v1/systemone", "/v1/chat/completions/batch"),
-    *("/v1/audio/transcriptions", "/v1/audio/translations", PRIVILEGED),
+    *(*AUDIO, PRIVILEGED),
 )
 """vLLM's routes that make it compute."""
 

@@ -27,6 +27,7 @@ from hotspan.http.errors import HttpError
 from hotspan.http.exchange import JSON, ClientGone, Exchange, Receive, Scope, Send
 from hotspan.http.head import DECISIVE
 from hotspan.http.hosts import Hosts
+from hotspan.http.paths import AUDIO
 from hotspan.http.upstream import Upstream
 from hotspan.router.access import Access
 from hotspan.router.blocks import Blocks
@@ -211,7 +212,7 @@ class Gateway:
         if self.is_draining:
             raise HttpError(503, "the router stops: send this to another one, or try again", retry_s=1)
         began_s = self._clock.monotonic()
-        async with self._body(exchange) as body, exchange.watched(is_cancelled=True):
+        async with self._prompt(exchange) as body, exchange.watched(is_cancelled=True):
             tenant = self._access.tenant(exchange.headers)
             ask = self._prompts.read(
                 exchange.path, exchange.headers, body, tenant=tenant, request_id=exchange.request_id
@@ -242,7 +243,7 @@ class Gateway:
     async def _prefetch(self, exchange: Exchange) -> str:
         """By the replica that would get the announced request; by all, if only tags are announced."""
         began_s = self._clock.monotonic()
-        async with self._body(exchange) as body, exchange.watched(is_cancelled=True):
+        async with self._prompt(exchange) as body, exchange.watched(is_cancelled=True):
             tenant = self._access.tenant(exchange.headers)
             ask = self._prompts.read("", exchange.headers, body, tenant=tenant, request_id=exchange.request_id)
             if ask.keys or ask.session:
@@ -300,6 +301,12 @@ class Gateway:
         return "answered"
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _prompt(self, exchange: Exchange) -> HeldBody:
+        """The body of a request that is a prompt: as large as a replica takes it, where all tell."""
+        told = [] if exchange.path in AUDIO else [each.text_bytes for each in self.health.values()]
+        most = max((each for each in told if each is not None), default=None) if None not in told else None
+        return self._bodies.body(exchange, self._access.owner(exchange.headers), most)
 
     def _body(self, exchange: Exchange) -> HeldBody:
         return self._bodies.body(exchange, self._access.owner(exchange.headers))

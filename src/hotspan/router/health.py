@@ -12,11 +12,13 @@ import random
 from collections.abc import Callable
 from enum import Enum
 from http import HTTPStatus
+from typing import Any
 
 import orjson
 
 from hotspan.core.breaker import Breaker, BreakerState
 from hotspan.core.clock import Clock
+from hotspan.http.bodies import MAX_TEXT_BYTES
 from hotspan.http.upstream import BrokenError, UnreachedError, Upstream
 from hotspan.router.settings import HealthSettings
 
@@ -47,6 +49,7 @@ class ReplicaHealth:
     on_change:     called with its name and whether it may be given requests.
     is_drained:    the operator wants no requests there. failed_checks: since the start.
     parts:         of responses that came from it.
+    text_bytes:    how large it takes bodies whose prompt is text; None if it does not tell.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class ReplicaHealth:
         self.is_drained = False
         self.failed_checks = 0
         self.parts = 0
+        self.text_bytes: int | None = None
 
     @property
     def can_take(self) -> bool:
@@ -151,7 +155,12 @@ class ReplicaHealth:
         try:
             status, said = await upstream.fetch(self._name, path, within_s=within_s, max_bytes=_MAX_BYTES)
             is_well, why = status == HTTPStatus.OK, str(status)
-            self.checked(is_well=is_well, is_draining=not is_well and _says_draining(said))
+            answer = _parsed(said)
+            is_draining = str(answer.get("status", "")).lower() == "draining"
+            self.checked(is_well=is_well, is_draining=is_draining and not is_well)
+            if is_well:
+                told = answer.get(MAX_TEXT_BYTES)
+                self.text_bytes = told if type(told) is int and told > 0 else None
         except (UnreachedError, BrokenError) as error:
             why = str(error)
             self.checked(is_well=False)
@@ -190,12 +199,13 @@ class ReplicaHealth:
         self._changed()
 
 
-def _says_draining(said: bytes) -> bool:
+def _parsed(said: bytes) -> dict[str, Any]:
+    """The object in an answer; an empty one if it is none."""
     try:
         found = orjson.loads(said)
     except orjson.JSONDecodeError:
-        return False
-    return isinstance(found, dict) and str(found.get("status", "")).lower() == "draining"
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 class RetryBudget:

@@ -11,14 +11,15 @@ from typing import Any
 
 from hotspan.config.server_settings import ServerSettings
 from hotspan.core.clock import Clock, SystemClock
-from hotspan.http.bodies import Bodies, Budget
+from hotspan.http.bodies import Bodies, Budget, in_slices
 from hotspan.http.connections import HttpLimits
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import Exchange
-from hotspan.http.json_size import check_json
-from hotspan.http.texts import check_characters
+from hotspan.http.json_size import checked_json
+from hotspan.http.texts import checked_characters
 from hotspan.server.exchange import ended
 from hotspan.server.principal import Principal, current_principal
+from hotspan.server.sizes import ANY_BODY, BodyLimit
 from hotspan.server.turns import Turns
 
 _MAX_RETRY_S = 60
@@ -64,17 +65,19 @@ class Admission:
         *,
         is_counted: bool = True,
         takes_turn: bool = False,
+        limit: BodyLimit = ANY_BODY,
     ) -> None:
         """Read a request's body and do its work, which ends early if the client disconnects.
 
         is_counted: it takes a place in the queue, and has a limited time: its response ends with an error after that.
         takes_turn: it computes no tokens, but text, which is done for one principal after the other.
+        limit:      of its body.
         Raises:     HttpError 400, 408, 413, 429 or 503; ClientGone.
         """
         owner = current_principal()
-        async with self._bodies.body(exchange, owner) as body:
-            check_json(body)
-            check_characters(body)
+        async with self._bodies.body(exchange, owner, limit.bytes) as body:
+            await in_slices(checked_json(body, limit.json))
+            await in_slices(checked_characters(body))
             if takes_turn:
                 async with self._turns.turn(owner) as exchange.on_begin, exchange.watched():
                     await work(body)

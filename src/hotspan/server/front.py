@@ -12,10 +12,11 @@ from starlette.types import Receive, Scope, Send
 
 from hotspan.config.server_settings import Compat, ServerSettings
 from hotspan.formatters import Formatters
+from hotspan.http.bodies import MAX_TEXT_BYTES
 from hotspan.http.connections import HttpLimits
 from hotspan.http.errors import RETRY_S
 from hotspan.http.exchange import JSON, Exchange
-from hotspan.http.paths import BY_NAME, INVOCATIONS, STATELESS, WORK
+from hotspan.http.paths import AUDIO, BY_NAME, INVOCATIONS, PREFETCH, STATELESS, WORK
 from hotspan.server.adapters.registry import AdapterRegistry
 from hotspan.server.admission import Admission
 from hotspan.server.exchange import AppExchange
@@ -23,7 +24,7 @@ from hotspan.server.lmi.request import LMI_NAMES
 from hotspan.server.lmi.routes import Dialect, Forget
 from hotspan.server.lmi.sessions import Sessions
 from hotspan.server.policy import App, declared, matched, refuse_websocket
-from hotspan.server.sizes import TextLimit
+from hotspan.server.sizes import ANY_BODY, BodyLimit, TextLimit
 
 PING, HEALTH = "/ping", "/health"
 
@@ -38,6 +39,9 @@ LMI_HAS = (INVOCATIONS, *BY_NAME, "/v1/chat/completions")
 _COUNTED = frozenset((*WORK, *LMI_HAS))
 """Routes whose posts take a place in the queue."""
 
+_OF_TEXT = (_COUNTED | {*STATELESS, PREFETCH}) - {*AUDIO}
+"""Routes whose bodies are a prompt, which is text unless the model takes other media."""
+
 
 class Front:
     """The app that is served. `admission.drain()` stops it.
@@ -47,6 +51,7 @@ class Front:
     is_alive:     whether the engine can answer.
     illness:      why health checks are 503; None while they are not.
     text_limit:   of texts that are tokenised or rendered only; None has none.
+    body_limit:   of bodies that are a prompt.
     """
 
     def __init__(
@@ -63,6 +68,7 @@ class Front:
         formatters: Formatters | None = None,
         forget: Forget | None = None,
         text_limit: TextLimit | None = None,
+        body_limit: BodyLimit = ANY_BODY,
     ) -> None:
         """Raises: ConfigError if the directory of sessions can't be used."""
         sessions = None
@@ -75,6 +81,7 @@ class Front:
         self._is_alive = is_alive
         self._illness = illness
         self._text_limit = text_limit
+        self._body_limit = body_limit
         self._dialect = Dialect(
             app,
             base_names=tuple(dict.fromkeys((*names, *LMI_NAMES))),
@@ -116,7 +123,9 @@ class Front:
                     self._text_limit.check_body(body)
                 await self._dialect.answer(exchange, path, body, model)
 
-            await self.admission.run(exchange, work, is_counted=is_post and path in _COUNTED, takes_turn=is_text)
+            is_counted = is_post and path in _COUNTED
+            limit = self._body_limit if is_post and path in _OF_TEXT else ANY_BODY
+            await self.admission.run(exchange, work, is_counted=is_counted, takes_turn=is_text, limit=limit)
 
     async def _ping(self, exchange: Exchange) -> None:
         status = "Draining" if self.admission.is_draining else "Healthy"
@@ -125,7 +134,8 @@ class Front:
         elif (reason := self._illness()) is not None:
             await tell_health(exchange, STALLED, self._compat, RETRY_S, reason=reason)
         else:
-            await tell_health(exchange, status, self._compat, RETRY_S)
+            told = {} if self._body_limit.bytes is None else {MAX_TEXT_BYTES: self._body_limit.bytes}
+            await tell_health(exchange, status, self._compat, RETRY_S, **told)
 
 
 async def tell_health(

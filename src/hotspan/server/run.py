@@ -58,7 +58,7 @@ from hotspan.server.options import (
     fetched_model,
 )
 from hotspan.server.principal import Link, current_held_since_s, current_tenant
-from hotspan.server.sizes import TextLimit
+from hotspan.server.sizes import BodyLimit, TextLimit
 from hotspan.server.warming import Warming, warming_router
 
 if TYPE_CHECKING:
@@ -204,7 +204,14 @@ def _front(
         formatters=formatters,
         forget=_forget(engine) if options.cache is not None else None,
         text_limit=TextLimit(engine.max_tokens, engine.max_chars),
+        body_limit=_body_limit(engine, options.server.max_text_bytes),
     )
+
+
+def _body_limit(engine: "Engine", max_text_bytes: int | None) -> BodyLimit:
+    """What bodies that are a prompt may have. max_text_bytes: as the operator gives it."""
+    limit = TextLimit(engine.max_tokens, engine.max_chars).of_bodies() if engine.takes_one_text else BodyLimit()
+    return limit if max_text_bytes is None else dataclasses.replace(limit, bytes=max_text_bytes)
 
 
 async def _answer(

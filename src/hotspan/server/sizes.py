@@ -1,14 +1,36 @@
-"""Whether a request's text can fit the model at all, told from its characters, before anything is made of it."""
+"""Whether a request's text can fit the model at all, told from its size, before anything is made of it."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hotspan.core.types import MIB
 from hotspan.http.errors import HttpError
+from hotspan.http.json_size import DEFAULT_LIMIT, JsonLimit
 
 _TEXT_TYPES = (None, "text", "input_text", "output_text", "refusal")
 """Types of parts of a message that are text; what other parts carry, such as images, is not tokenised."""
+
+_BYTES_PER_CHAR = 6
+"""Of a character as JSON escapes it."""
+
+_OTHER_BYTES, _OTHER_CONTAINERS, _OTHER_VALUES = MIB, 1024, 1 << 16
+"""What a body may have besides its text: other fields, and further prompts."""
+
+_VALUES_PER_TOKEN = 16
+"""A body may have lists of tokens for so many prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimit:
+    """What a body may have at most. bytes: None leaves them to the server's limit for all. json: what is in it."""
+
+    bytes: int | None = None
+    json: JsonLimit = DEFAULT_LIMIT
+
+
+ANY_BODY = BodyLimit()
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +39,16 @@ class TextLimit:
 
     tokens: int
     chars: int
+
+    def of_bodies(self) -> BodyLimit:
+        """What a body with such a prompt can need: a message, a part or a tool is at least a token of it."""
+        return BodyLimit(
+            _OTHER_BYTES + _BYTES_PER_CHAR * self.chars,
+            JsonLimit(
+                min(DEFAULT_LIMIT.values, _OTHER_VALUES + _VALUES_PER_TOKEN * self.tokens),
+                min(DEFAULT_LIMIT.containers, _OTHER_CONTAINERS + self.tokens),
+            ),
+        )
 
     def check_text(self, prompt: object) -> None:
         """Raise HttpError 400 for a text or a list of tokens that cannot fit."""

@@ -1,0 +1,100 @@
+"""How large a body may be on each route, refused by what its head says: of a prompt, no more than its text can need."""
+
+import json
+from typing import Any
+
+import pytest
+
+from hotspan.core.types import MIB
+from hotspan.http.bodies import MAX_TEXT_BYTES
+from hotspan.http.json_size import DEFAULT_LIMIT
+from hotspan.http.paths import AUDIO, BY_NAME, INVOCATIONS, PIN, PREFETCH, STATELESS, WARM, WARM_UP, WORK
+from hotspan.server.front import PING
+from hotspan.server.policy import CANCEL, CLIENT
+from hotspan.server.sizes import BodyLimit, TextLimit
+
+from .lmi.fake_engine import FakeEngine
+from .lmi.serving import client, front
+
+LIMIT = TextLimit(tokens=4096, chars=40_000).of_bodies()
+PROMPTS = {*WORK, *STATELESS, INVOCATIONS, *BY_NAME, PREFETCH} - {*AUDIO}
+"""Routes whose body is one prompt."""
+
+OTHERS = {
+    **dict.fromkeys(AUDIO, "sound"),
+    WARM: "texts of many prompts",
+    "/hotspan/cache/invalidate": "texts of many prompts",
+    PIN: "names",
+}
+"""Routes of clients that have max_request_bytes alone, and what their bodies have."""
+
+BODILESS = {
+    *("/v1/models", "/v1/realtime", "/tokenizer_info", "/load", "/version", WARM_UP),
+    *("/v1/responses/{response_id}", CANCEL),
+    *("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc", "/static"),
+}
+"""Routes that need no body: it has max_request_bytes, too, and nobody parses it."""
+
+
+def asked(path: str) -> str:
+    return path.replace("{model}", "lmi")
+
+
+def test_what_text_can_need() -> None:
+    """1 MiB and JSON's longest escape of each character; a message, a part or a tool is at least a token."""
+    assert LIMIT.bytes == MIB + 6 * 40_000
+    assert LIMIT.json.containers == 1024 + 4096 and LIMIT.json.values == (1 << 16) + 16 * 4096
+    longest = json.dumps({"messages": [{"role": "user", "content": "\u0316" * 40_000}]})
+    assert len(longest) <= LIMIT.bytes
+    large = TextLimit(tokens=1 << 20, chars=1 << 24).of_bodies()
+    assert large.json == DEFAULT_LIMIT
+
+
+@pytest.mark.parametrize("path", sorted(PROMPTS))
+async def test_a_body_beyond_it_is_not_read(path: str) -> None:
+    """On each route whose body is a prompt: 413 by its content-length alone, and nothing reaches the engine."""
+    engine = FakeEngine()
+    app = front(engine, plugs={"body_limit": LIMIT})
+    async with client(app) as http:
+        head = {"content-length": str(LIMIT.bytes + 1), "content-type": "application/json"}
+        answer = await http.post(asked(path), content=unread(), headers=head)
+    assert answer.status_code == 413 and "max_text_bytes" in answer.text and not engine.seen
+
+
+async def unread() -> Any:
+    """A body that must not be asked for."""
+    raise AssertionError("the body is read")
+    yield b""
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
+async def test_more_values_than_text_can_need(path: str) -> None:
+    """Messages and tokens are counted before they are parsed."""
+    app = front(FakeEngine(), plugs={"body_limit": LIMIT})
+    async with client(app) as http:
+        many = await http.post(path, json={"messages": [{"role": "user", "content": ""}] * (LIMIT.json.containers - 2)})
+        more = await http.post(path, json={"messages": [{"role": "user", "content": ""}] * LIMIT.json.containers})
+        tokens = await http.post(path, json={"prompt": [1] * LIMIT.json.values})
+    assert many.status_code != 413 and more.status_code == tokens.status_code == 413
+
+
+@pytest.mark.parametrize("path", sorted(OTHERS))
+async def test_other_bodies_have_the_limit_of_all(path: str) -> None:
+    """What is no prompt may be as large as max_request_bytes says."""
+    app = front(FakeEngine(), plugs={"body_limit": LIMIT}, max_request_bytes=2 * LIMIT.bytes)
+    async with client(app) as http:
+        large = await http.post(path, content=b" " * (LIMIT.bytes + 1))
+        larger = await http.post(path, content=b" " * (2 * LIMIT.bytes + 1))
+    assert large.status_code != 413 and larger.status_code == 413
+
+
+def test_each_route_of_clients_is_in_a_table() -> None:
+    """A new route of clients says what its bodies may have."""
+    assert set(CLIENT) - PROMPTS == set(OTHERS) | BODILESS, "a new route: is its body one prompt?"
+
+
+async def test_a_health_check_tells_the_limit() -> None:
+    """To routers, which refuse then what no replica would take."""
+    for limit, told in ((LIMIT, LIMIT.bytes), (BodyLimit(), None)):
+        async with client(front(FakeEngine(), plugs={"body_limit": limit})) as http:
+            assert (await http.get(PING)).json().get(MAX_TEXT_BYTES) == told
