@@ -13,12 +13,17 @@ pytest.importorskip("vllm")
 
 from vllm import PoolingParams, SamplingParams
 from vllm.exceptions import VLLMValidationError
+from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
 from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.request import Request
 
 from hotspan.core.directives import Directives, parse_directives
+from hotspan.core.fair import FairOrder
 from hotspan.engine import guard
 from hotspan.engine.guard import RequestGuard
 from hotspan.server.principal import Principal, asking, current_tenant
+from hotspan.server.run import is_in_turn
+from kit.waiting import until_async
 
 GUARD = RequestGuard(current_tenant)
 
@@ -173,6 +178,77 @@ def test_nothing_passes_the_guard_unseen() -> None:
     with pytest.raises(VLLMValidationError):
         asyncio.run(client.engine_core.add_request_async(request({"hotspan": {"tenant": "globex"}})))
     assert not seen
+
+
+def prompt(name: str, tokens: int, priority: int = 0) -> EngineCoreRequest:
+    asked = request()
+    asked.request_id, asked.prompt_token_ids, asked.priority = name, [1] * tokens, priority
+    return asked
+
+
+async def test_prompts_of_tenants_are_begun_in_turns() -> None:
+    """In vLLM's queue, one tenant's short prompt goes before the long ones that another has waiting; what clients give
+    as priority does not count, and embeddings are served as they came."""
+    fair, served = RequestGuard(current_tenant, order=FairOrder()), list[str]()
+    queue: Any = create_request_queue(SchedulingPolicy.PRIORITY)
+
+    async def add(asked: EngineCoreRequest) -> None:
+        queue.add_request(Request.from_engine_core_request(asked, None))
+
+    async def generate(asked: EngineCoreRequest, sampling_params: SamplingParams) -> Any:
+        await client.engine_core.add_request_async(asked)
+        while asked.request_id not in served:
+            await asyncio.sleep(0)
+        yield asked.request_id
+
+    client: Any = SimpleNamespace(
+        engine_core=SimpleNamespace(add_request_async=add),
+        generate=generate,
+        renderer=SimpleNamespace(_process_multimodal=add, _executor=None),
+        vllm_config=SimpleNamespace(observability_config=SimpleNamespace(otlp_traces_endpoint=None)),
+    )
+    fair.protect(client)
+
+    async def ask(tenant: str, asked: EngineCoreRequest) -> None:
+        with asking(Principal(tenant)):
+            async for _ in client.generate(asked, sampling_params=asked.sampling_params):
+                pass
+
+    tasks = [asyncio.create_task(ask("noisy", prompt(f"n{n}", 1000, priority=-9))) for n in range(20)]
+    await until_async(lambda: len(queue) == 20)
+    served += [queue.pop_request().request_id for _ in range(3)]
+    await until_async(lambda: sum(task.done() for task in tasks) == 3)
+    tasks += [asyncio.create_task(ask("quiet", prompt(f"q{n}", 10))) for n in range(2)]
+    await until_async(lambda: len(queue) == 19)
+    while queue:
+        served.append(queue.pop_request().request_id)
+    await asyncio.gather(*tasks)
+    assert served[:3] == ["n0", "n1", "n2"] and {"q0", "q1"} <= set(served[3:5]) and len(served) == 22
+    embedding = request()
+    embedding.sampling_params, embedding.pooling_params = None, PoolingParams()
+    fair.admit(embedding)
+    assert embedding.priority == 0
+
+
+@pytest.mark.parametrize(
+    ("tenants", "policy", "given", "expected"),
+    [
+        (2, "fcfs", {}, "priority"),
+        (1, "fcfs", {}, "fcfs"),
+        (0, "fcfs", {}, "fcfs"),
+        (2, "fcfs", {"scheduling_policy": "fcfs"}, "fcfs"),
+        (2, "priority", {"scheduling_policy": "priority"}, "priority"),
+        (2, "priority", {}, "priority"),
+    ],
+)
+def test_the_queue_is_in_turns_where_there_are_tenants(
+    tenants: int, policy: str, given: dict[str, str], expected: str
+) -> None:
+    """With two or more, unless the operator chose how the engine's queue is served."""
+    arguments = SimpleNamespace(scheduling_policy=policy)
+    options = SimpleNamespace(tenants=SimpleNamespace(tenants=range(tenants)), engine_values=given)
+    is_fair = is_in_turn(arguments, options)  # type: ignore[arg-type]
+    assert arguments.scheduling_policy == expected and is_fair == (policy == "fcfs" and expected == "priority")
 
 
 @pytest.mark.parametrize(

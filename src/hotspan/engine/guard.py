@@ -3,7 +3,7 @@
     routes -> create_completion, ...            refuse wrong directives before any work
            -> client.renderer                   media parts get their identities (engine/media.py)
            -> client.generate                   refuse what other routes made of theirs, before a stream begins
-           -> engine_core.add_request_async     salt and directives, for whatever comes this far
+           -> engine_core.add_request_async     salt, directives and place in the queue, for whatever comes this far
 
 What a client may say of its tenant is nothing: the salt that keeps tenants apart in the engine's prefix cache, and the
 directives that tell hotspan's tiers whose a request is, are set here from the authenticated principal.
@@ -12,7 +12,9 @@ directives that tell hotspan's tiers whose a request is, are set here from the a
 import copy
 import dataclasses
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from contextvars import ContextVar
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,7 @@ from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from hotspan.core.directives import Directives, parse_directives
+from hotspan.core.fair import FairOrder
 from hotspan.core.namespace import engine_salt
 from hotspan.engine.entrypoints import create_error_response
 from hotspan.engine.media import bind_media
@@ -47,6 +50,10 @@ _TRIPS = (AttributeError, KeyError, IndexError)
 """What a check raises that takes a value for one of another type, as in `"structured_outputs": false`."""
 
 
+_PLACES: ContextVar[list[int] | None] = ContextVar("hotspan_places", default=None)
+"""Places in the queue of what the current task asks for and no token has come of."""
+
+
 class _Checked(dict[str, Any]):
     """kv_transfer_params that were found right, and the directives in them. No JSON of a client's makes one."""
 
@@ -64,6 +71,7 @@ class RequestGuard:
     tenant:      whose request the current task works for. held_since_s: since when the server holds its text.
     is_isolated: tenants never hit each other's prefixes.
     is_cached:   the engine has hotspan's tiers and understands directives.
+    order:       in which the engine begins tenants' prompts, where its queue is one of priorities.
 
     `traces` records requests while somebody fetches them.
     """
@@ -75,11 +83,13 @@ class RequestGuard:
         *,
         is_isolated: bool = True,
         is_cached: bool = True,
+        order: FairOrder | None = None,
     ) -> None:
         self._tenant = tenant
         self._held_since_s = held_since_s
         self._is_isolated = is_isolated
         self._is_cached = is_cached
+        self._order = order
         self.traces = Traces()
 
     def salt(self, tenant: str, salt: str | None) -> str | None:
@@ -87,13 +97,15 @@ class RequestGuard:
         return engine_salt(tenant, salt or "") if self._is_isolated else salt
 
     def admit(self, request: EngineCoreRequest) -> None:
-        """Give a request its salt and its directives.
+        """Give a request its salt, its directives and its place in the queue.
 
         Mutates: `request`, but not the parameters that it may share with others.
         Raises:  VLLMValidationError if the client's directives are wrong.
         """
         request.cache_salt = self.salt(self._tenant(), request.cache_salt)
         params = request.sampling_params
+        if self._order is not None:
+            request.priority = 0 if params is None else self._place(request)
         if params is None:
             return  # pooling parameters carry no directives
         extra = dict(params.extra_args or {})
@@ -103,6 +115,26 @@ class RequestGuard:
         if extra != (params.extra_args or {}):
             request.sampling_params = copy.copy(params)
             request.sampling_params.extra_args = extra
+
+    def _place(self, request: EngineCoreRequest) -> int:
+        """The place of a prompt, behind those of its tenant; what a client gives as priority does not count."""
+        if self._order is None:
+            return 0
+        place = self._order.place(self._tenant(), len(request.prompt_token_ids or ()))
+        if (places := _PLACES.get()) is not None:
+            places.append(place)
+        return place
+
+    async def _begun(self, outputs: AsyncGenerator[Any, None], order: FairOrder) -> AsyncGenerator[Any, None]:
+        """The outputs of a request, whose first one tells that its prompt was computed."""
+        places: list[int] = []
+        _PLACES.set(places)
+        async with aclosing(outputs):
+            async for output in outputs:
+                if places:
+                    order.began(max(places))
+                    places.clear()
+                yield output
 
     def directives(self, params: object) -> Directives:
         """What a client asks for its request, as its tenant's. Raises: VLLMValidationError that says what would do."""
@@ -147,6 +179,8 @@ class RequestGuard:
                 headers = options.pop("trace_headers", None)
                 begin = partial(generate, prompt, sampling_params, *rest, **options)
                 outputs = tracing.followed(lambda carried: begin(trace_headers=carried), headers)
+            if self._order is not None:
+                outputs = self._begun(outputs, self._order)
             return self.traces.followed(outputs, sampling_params.output_kind)
 
         core.add_request_async = admitted

@@ -24,6 +24,7 @@ from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import DiskSettings
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError, EngineError, HotspanError
+from hotspan.core.fair import FairOrder
 from hotspan.core.threads import go_on
 from hotspan.core.types import GIB
 from hotspan.formatters import Formatters, load_formatters
@@ -124,7 +125,10 @@ async def _serve(
         options = _planned(options, arguments, options.extent)
     add_cache(arguments, options.cache)
     is_cached = options.cache is not None
-    guard = RequestGuard(current_tenant, current_held_since_s, is_isolated=options.is_isolated, is_cached=is_cached)
+    order = FairOrder() if is_in_turn(arguments, options) else None
+    guard = RequestGuard(
+        current_tenant, current_held_since_s, is_isolated=options.is_isolated, is_cached=is_cached, order=order
+    )
     formatters = _formatters(options.server, has_lora=bool(arguments.enable_lora))
     registry: AdapterRegistry | None = None
     try:
@@ -161,6 +165,19 @@ def _arguments(options: ServeOptions, entrance: Entrance, own_options: tuple[str
     arguments.host, arguments.port = options.server.host, options.server.port
     arguments.shutdown_timeout = arguments.shutdown_timeout or options.drain_s
     return arguments
+
+
+def is_in_turn(arguments: Namespace, options: ServeOptions) -> bool:
+    """Whether the engine begins tenants' prompts in fair turns. Mutates: `arguments`, whose queue is by priority then.
+
+    That is so where there are several tenants, unless the operator chose how its queue is served.
+    """
+    if len(options.tenants.tenants) < 2 or "scheduling_policy" in options.engine_values:
+        return False
+    if arguments.scheduling_policy != "fcfs":  # as a file of vLLM's options has it
+        return False
+    arguments.scheduling_policy = "priority"
+    return True
 
 
 async def _warmed(engine: "Engine", options: ServeOptions, registry: AdapterRegistry | None) -> Warming:
