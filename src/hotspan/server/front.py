@@ -134,7 +134,7 @@ class Front:
         elif (reason := self._illness()) is not None:
             await tell_health(exchange, STALLED, self._compat, RETRY_S, reason=reason)
         else:
-            told = {} if self._body_limit.bytes is None else {MAX_TEXT_BYTES: self._body_limit.bytes}
+            told: dict[str, Any] = {} if self._body_limit.bytes is None else {MAX_TEXT_BYTES: self._body_limit.bytes}
             await tell_health(exchange, status, self._compat, RETRY_S, **told)
 
 
