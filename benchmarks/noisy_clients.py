@@ -3,7 +3,8 @@
 usage: python -m benchmarks.noisy_clients --urls URL,URL --model MODEL --key KEY [--clients 8] [--seed 0]
 
 A process of its own, whose requests are made before it prints `ready`: what it takes of the machine is what sending
-takes. It ends at the end of its input, and prints what it was answered and its seconds of CPU time.
+takes. It sends after a line `go` of its input, and none after `stop`, which it answers with `stopped` once nothing of it
+is in work. At the end of its input it prints what it was answered and its seconds of CPU time, and ends.
 """
 
 import json
@@ -26,6 +27,9 @@ from hotspan.http.paths import INVOCATIONS, PIN, PREFETCH, STATELESS, WARM, WORK
 BODY_BYTES = 8 * MIB
 SIZES = (0, 100, 10_000, 1_000_000, BODY_BYTES - 4096)
 ROUTES = (*WORK, *STATELESS, INVOCATIONS, PREFETCH, PIN, WARM, "/hotspan/cache/invalidate", "/adapters", "/v1/models")
+IDLE_S = 0.05
+"""Between two looks of a client whether it may send."""
+
 MADE = 200
 """Requests of all clients together, in any order and over and over; about 350 MB."""
 
@@ -73,35 +77,71 @@ def drawn(rng: random.Random, urls: Sequence[str], model: str) -> Request:
     return Request(method, url + route + query, body(rng, model))
 
 
-def client(requests: Sequence[Request], key: str, seed: int, until: threading.Event, statuses: "Counter[str]") -> None:
-    """One client of the tenant."""
-    rng = random.Random(seed)
-    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
-    with httpx.Client(headers=headers, timeout=10.0) as http:
-        while not until.is_set():
-            request = rng.choice(requests)
-            try:
-                answer = http.request(request.method, request.url, content=request.body)
-                statuses[str(answer.status_code)] += 1
-            except httpx.TransportError as error:
-                statuses[type(error).__name__] += 1
+class Clients:
+    """All clients of the tenant: they send between `go` and `stop`."""
+
+    def __init__(self, requests: Sequence[Request], key: str, clients: int, seed: int) -> None:
+        self._requests = requests
+        self._headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+        self._seed = seed
+        self._may_send, self._is_over = threading.Event(), threading.Event()
+        self._in_work = [threading.Lock() for _ in range(clients)]
+        self.statuses = Counter[str]()
+
+    def go(self) -> None:
+        """Send."""
+        self._may_send.set()
+
+    def stop(self) -> None:
+        """Send nothing more, and return when all is answered."""
+        self._may_send.clear()
+        for lock in self._in_work:
+            with lock:
+                pass
+
+    def end(self) -> None:
+        """The clients go."""
+        self._is_over.set()
+
+    def run(self, number: int) -> None:
+        """One client."""
+        rng = random.Random(self._seed + number)
+        with httpx.Client(headers=self._headers, timeout=10.0) as http:
+            while not self._is_over.is_set():
+                with self._in_work[number]:
+                    if self._may_send.is_set():
+                        self._send(http, rng.choice(self._requests))
+                        continue
+                self._may_send.wait(IDLE_S)
+
+    def _send(self, http: httpx.Client, request: Request) -> None:
+        try:
+            answer = http.request(request.method, request.url, content=request.body)
+            self.statuses[str(answer.status_code)] += 1
+        except httpx.TransportError as error:
+            self.statuses[type(error).__name__] += 1
 
 
 def main() -> int:
     given = arguments(__doc__, urls="", model="", key="", clients=8, seed=0)
     rng = random.Random(given.seed)
     requests = [drawn(rng, given.urls.split(","), given.model) for _ in range(MADE)]
-    over, statuses = threading.Event(), Counter[str]()
+    clients = Clients(requests, given.key, given.clients, given.seed)
     print("ready", flush=True)
     before_s = sum(os.times()[:2])
     with ThreadPoolExecutor(given.clients) as pool:
-        seeds = range(given.seed, given.seed + given.clients)
-        clients = [pool.submit(client, requests, given.key, seed, over, statuses) for seed in seeds]
-        sys.stdin.read()
-        over.set()
-    for each in clients:
+        running = [pool.submit(clients.run, number) for number in range(given.clients)]
+        for line in sys.stdin:
+            if line.strip() == "go":
+                clients.go()
+            else:
+                clients.stop()
+                print("stopped", flush=True)
+        clients.stop()
+        clients.end()
+    for each in running:
         each.result()
-    print(json.dumps({"statuses": dict(statuses), "cpu_s": sum(os.times()[:2]) - before_s}), flush=True)
+    print(json.dumps({"statuses": dict(clients.statuses), "cpu_s": sum(os.times()[:2]) - before_s}), flush=True)
     return 0
 
 

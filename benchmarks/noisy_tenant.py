@@ -1,11 +1,12 @@
 """What a tenant that does the worst its limits allow costs another one, with every route of the server and the router.
 
-usage: python -m benchmarks.noisy_tenant [--seconds 60] [--clients 8] [--seed 0] [--noise-nice 19] [--output FILE]
+usage: python -m benchmarks.noisy_tenant [--seconds 60] [--rounds 6] [--clients 8] [--seed 0] [--noise-nice 19]
+                                         [--output FILE]
 
 A server with two tenants and a router in front, a tiny model on the CPU. The quiet tenant streams a short answer
-through the router every half second: first alone, then while the other one's clients (noisy_clients.py) draw an entry
-(server or router), a route and a size by lot, from nothing to the largest body that is taken, without a pause. TTFT is
-that of the quiet tenant.
+through the router every half second, `--seconds` alone, and as long while the other one's clients (noisy_clients.py)
+draw an entry (server or router), a route and a size by lot, from nothing to the largest body that is taken, without a
+pause. Both come in turns, so that what else this machine does is beside both. TTFT is that of the quiet tenant.
 
 Everything shares this machine. The noisy clients are a process of their own with `--noise-nice`, since they stand for
 other machines: with 19 they have what the others leave; with 0 the figures contain what they take. The CPU-seconds of
@@ -98,18 +99,47 @@ class House:
         return found | {"machine": sum(machine) - machine.idle - machine.iowait}
 
 
+class Noise:
+    """The noisy tenant's clients, which send inside `sending`."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+        self._expect("ready")
+
+    @contextlib.contextmanager
+    def sending(self) -> Iterator[None]:
+        """They send in the block; after it nothing of theirs is in work."""
+        self._say("go")
+        yield
+        self._say("stop")
+        self._expect("stopped")
+
+    def end(self) -> dict[str, Any]:
+        """What they were answered, and their seconds of CPU time."""
+        said: dict[str, Any] = json.loads(self._process.communicate()[0])
+        return said
+
+    def _say(self, word: str) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.write(word + "\n")
+            self._process.stdin.flush()
+
+    def _expect(self, word: str) -> None:
+        if self._process.stdout is None or self._process.stdout.readline().strip() != word:
+            raise RuntimeError("the noisy clients have ended")
+
+
 @contextlib.contextmanager
-def noise(house: House, clients: int, seed: int, nice: int) -> Iterator[dict[str, Any]]:
-    """The noisy tenant at work in the block; after it, what its clients were answered and what they took."""
+def noise(house: House, clients: int, seed: int, nice: int) -> Iterator[Noise]:
+    """The noisy tenant's clients, ready."""
     command = ["nice", "-n", str(nice), sys.executable, "-m", "benchmarks.noisy_clients", "--model", house.model]
     command += ["--urls", ",".join(sorted(house.urls.values())), "--key", KEYS["noisy"]]
     command += ["--clients", str(clients), "--seed", str(seed)]
-    said: dict[str, Any] = {}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        if process.stdout is None or process.stdout.readline() != "ready\n":
-            raise RuntimeError("the noisy clients did not begin")
-        yield said
-        said |= json.loads(process.communicate("")[0])
+        try:
+            yield Noise(process)
+        finally:
+            process.kill()
 
 
 def ask(house: House, client: httpx.Client, quiet: Quiet, number: int) -> None:
@@ -127,25 +157,34 @@ def ask(house: House, client: httpx.Client, quiet: Quiet, number: int) -> None:
         quiet.failures[type(error).__name__] += 1
 
 
-def measured(house: House, seconds: float) -> tuple[Quiet, dict[str, int], dict[str, float]]:
-    """The quiet tenant's requests for so long; the most memory and the CPU-seconds that each process took meanwhile."""
-    quiet, most, over = Quiet(), dict[str, int](), threading.Event()
+@dataclass(slots=True)
+class Measured:
+    """The quiet tenant's requests; the most memory and the CPU-seconds that each process took meanwhile."""
 
-    def sample() -> None:
-        while not over.wait(SAMPLE_S):
-            for name, size in house.resident().items():
-                most[name] = max(most.get(name, 0), size)
+    quiet: Quiet = field(default_factory=Quiet)
+    most: dict[str, int] = field(default_factory=dict)
+    cpu_s: Counter[str] = field(default_factory=Counter)
+    asked: int = 0
 
-    with ThreadPoolExecutor(1) as pool, httpx.Client(headers={"x-api-key": KEYS["quiet"]}, timeout=120) as client:
-        pool.submit(sample)
-        before, ends_s, number = house.cpu_s(), time.monotonic() + seconds, 0
-        while time.monotonic() < ends_s:
-            ask(house, client, quiet, number)
-            number += 1
-            time.sleep(PAUSE_S)
-        over.set()
-        took = {name: round(each - before.get(name, 0.0), 1) for name, each in house.cpu_s().items()}
-    return quiet, most, took
+    def measure(self, house: House, client: httpx.Client, seconds: float) -> None:
+        """Ask for so long."""
+        over = threading.Event()
+
+        def sample() -> None:
+            while not over.wait(SAMPLE_S):
+                for name, size in house.resident().items():
+                    self.most[name] = max(self.most.get(name, 0), size)
+
+        with ThreadPoolExecutor(1) as pool:
+            sampled = pool.submit(sample)
+            before, ends_s = house.cpu_s(), time.monotonic() + seconds
+            while time.monotonic() < ends_s:
+                ask(house, client, self.quiet, self.asked)
+                self.asked += 1
+                time.sleep(PAUSE_S)
+            over.set()
+            sampled.result()
+        self.cpu_s.update({name: each - before.get(name, 0.0) for name, each in house.cpu_s().items()})
 
 
 @contextlib.contextmanager
@@ -175,27 +214,41 @@ def opened(directory: Path) -> Iterator[House]:
 
 
 def main() -> int:
-    given = arguments(__doc__, seconds=60.0, clients=8, seed=0, noise_nice=19)
+    given = arguments(__doc__, seconds=60.0, rounds=6, clients=8, seed=0, noise_nice=19)
     load = [round(os.getloadavg()[0], 1)]
-    with tempfile.TemporaryDirectory(prefix="noisy-") as place, opened(Path(place)) as house:
-        measured(house, 5.0)  # what is made at the first requests
-        alone, before, alone_s = measured(house, given.seconds)
-        with noise(house, given.clients, given.seed, given.noise_nice) as said:
-            beside, during, beside_s = measured(house, given.seconds)
+    alone, beside = Measured(), Measured()
+    with (
+        tempfile.TemporaryDirectory(prefix="noisy-") as place,
+        opened(Path(place)) as house,
+        httpx.Client(headers={"x-api-key": KEYS["quiet"]}, timeout=120) as client,
+        noise(house, given.clients, given.seed, given.noise_nice) as noisy,
+    ):
+        Measured().measure(house, client, 5.0)  # what is made at the first requests
+        for _ in range(given.rounds):
+            alone.measure(house, client, given.seconds / given.rounds)
+            with noisy.sending():
+                beside.measure(house, client, given.seconds / given.rounds)
+        said = noisy.end()
     load.append(round(os.getloadavg()[0], 1))
     pot = HttpLimits().held_bytes
     memory = {
-        name: {"alone_mib": before[name] // MIB, "most_mib": most // MIB, "bound_mib": (before[name] + pot) // MIB}
-        for name, most in sorted(during.items())
+        name: {
+            "alone_mib": alone.most[name] // MIB,
+            "most_mib": most // MIB,
+            "bound_mib": (alone.most[name] + pot) // MIB,
+        }
+        for name, most in sorted(beside.most.items())
     }
-    ratio = quantile(beside.ttft_s, 0.99) / quantile(alone.ttft_s, 0.99)
+    ratio = quantile(beside.quiet.ttft_s, 0.99) / quantile(alone.quiet.ttft_s, 0.99)
     is_reached = {
-        "all answered": not beside.failures,
+        "all answered": not beside.quiet.failures,
         "p99 at most twice": ratio <= P99_GOAL,
         "memory": all(each["most_mib"] <= each["bound_mib"] for each in memory.values()),
     }
-    figures = {"alone": alone.figures, "beside": beside.figures, "ttft_p99_ratio": round(ratio, 2), "memory": memory}
-    figures |= {"cpu_s": {"alone": alone_s, "beside": beside_s, "noisy clients": round(said["cpu_s"], 1)}}
+    figures: dict[str, Any] = {"alone": alone.quiet.figures, "beside": beside.quiet.figures}
+    figures |= {"ttft_p99_ratio": round(ratio, 2), "memory": memory}
+    cpu_s = {"alone": alone.cpu_s, "beside": beside.cpu_s, "noisy clients": {"all": said["cpu_s"]}}
+    figures |= {"cpu_s": {name: {each: round(s, 1) for each, s in took.items()} for name, took in cpu_s.items()}}
     figures |= {"noise": said["statuses"], "load_average": load, "reached": is_reached}
     print(json.dumps(figures, indent=1))
     if given.output is not None:

@@ -1,5 +1,6 @@
 """Whose adapters are: what each principal sees, uses and changes, through the policy of routes and a fake engine."""
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from hotspan.server.adapters.routes import adapter_router
 from hotspan.server.front import Front
 from hotspan.server.policy import Gate, access_table
 from hotspan.server.principal import Credentials
+from kit.waiting import until_async
 from tests.server.lmi.fake_engine import FakeEngine
 from tests.server.lmi.serving import split
 from tests.server.test_principal import ADMIN_TOKEN, known
@@ -190,6 +192,20 @@ async def test_a_tenant_registers_so_many(tmp_path: Path) -> None:
     assert (await served.ask("acme", "DELETE", "/adapters/a0")).status_code == 200
     assert await served.register("acme", "one-more", "mine") == 200
     await served.http.aclose()
+
+
+async def test_changes_of_tenants_are_made_in_turns(rig: Rig, served: Served) -> None:
+    """However many adapters one tenant registers, another's is the next but one."""
+    rig.engine.open.clear()
+    tasks = [asyncio.create_task(served.register("acme", f"a{n}", "mine", preload=True)) for n in range(6)]
+    waiting = rig.registry._changes._budget
+    await until_async(lambda: waiting.used == 6)
+    tasks.append(asyncio.create_task(served.register("globex", "g", "mine", preload=True)))
+    await until_async(lambda: waiting.used == 7 and len(rig.engine.loads) == 1)
+    rig.engine.open.set()
+    assert await asyncio.gather(*tasks) == [200] * 7
+    names = [name.partition("@")[0] for name in rig.engine.loads]
+    assert len(names) == 7 and names.index("g") <= 2
 
 
 async def test_clients_without_keys_register_so_many_together(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ async def open_adapters(
         AdapterLimits(adapters.max_rank, model_shapes(Path(options.model))),
         formatters,
         max_of_clients=options.server.max_client_adapters or (MAX_OF_A_TENANT if options.has_keys else MAX_OF_ALL),
+        tenants=max(1, len(options.tenants.names)),
     )
     adapters.publish(lambda: [adapter.name for adapter in registry.seen_by(current_owner())])
     await registry.autoload(directory, tenants=options.tenants.names)

@@ -23,7 +23,8 @@ from hotspan.server.adapters.check import AdapterLimits, check_adapter
 from hotspan.server.adapters.loader import Adapter, AdapterLoader, key_of
 from hotspan.server.adapters.snapshots import Snapshot, SnapshotStore
 from hotspan.server.adapters.source import CONFIG, Sources, refuse_formatters
-from hotspan.server.principal import SERVER
+from hotspan.server.principal import SERVER, current_owner
+from hotspan.server.turns import Turns
 
 if TYPE_CHECKING:
     from hotspan.engine.adapters import EngineAdapters
@@ -37,6 +38,9 @@ _P = ParamSpec("_P")
 MAX_OF_A_TENANT, MAX_OF_ALL = 32, 1000
 """Adapters that clients may register, unless --max-client-adapters says otherwise: per tenant, or without keys all
 clients together, who may be a platform with many tenants of its own. Each takes an open file and its size on disk."""
+
+_MAX_CHANGES = 1024
+"""Changes of adapters that may wait, half of them divided between the owners."""
 
 _TENANTS_DIRECTORY = "{} is the directory of the tenant {!r}, whose files are not served to all: move it"
 LORA_OFF = "LoRA is off: serve with --enable-lora (option.enable_lora=true)"
@@ -52,12 +56,12 @@ class EngineAdapter(NamedTuple):
 def _alone(
     change: "Callable[Concatenate[AdapterRegistry, _P], Coroutine[Any, Any, _T]]",
 ) -> "Callable[Concatenate[AdapterRegistry, _P], Coroutine[Any, Any, _T]]":
-    """Make a change run alone and to its end, also if the caller is cancelled."""
+    """Make a change run alone and to its end, also if the caller is cancelled; changes wait in turns of owners."""
 
     @wraps(change)
     async def alone(self: "AdapterRegistry", /, *given: _P.args, **named: _P.kwargs) -> _T:
         async def work() -> _T:
-            async with self._changes:
+            async with self._changes.turn(current_owner()):
                 return await change(self, *given, **named)
 
         return await asyncio.shield(self._loader.start(work()))
@@ -72,6 +76,7 @@ class AdapterRegistry:
     every tenant may use it. A tenant's own comes before the server's of the same name.
 
     max_of_clients: adapters of each owner that clients may register.
+    tenants:        how many there are besides the server.
     """
 
     def __init__(
@@ -83,6 +88,7 @@ class AdapterRegistry:
         formatters: Formatters | None = None,
         *,
         max_of_clients: int = MAX_OF_A_TENANT,
+        tenants: int = 1,
     ) -> None:
         self._engine = engine
         self._loader = AdapterLoader(engine)
@@ -93,7 +99,7 @@ class AdapterRegistry:
         self._max_of_clients = max_of_clients
         self._hosted: dict[str, Adapter] = {}
         self._refused: dict[str, str] = {}
-        self._changes = asyncio.Lock()
+        self._changes = Turns(1, tenants + 1, _MAX_CHANGES)
 
     def key_of(self, name: str, owner: str) -> str:
         """The registry's name for the adapter that a request of `owner` names; the name itself if there is none."""
