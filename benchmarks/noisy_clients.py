@@ -3,8 +3,8 @@
 usage: python -m benchmarks.noisy_clients --urls URL,URL --model MODEL --key KEY [--clients 8] [--seed 0]
 
 A process of its own, whose requests are made before it prints `ready`: what it takes of the machine is what sending
-takes. It sends after a line `go` of its input, and none after `stop`, which it answers with `stopped` once nothing of it
-is in work. At the end of its input it prints what it was answered and its seconds of CPU time, and ends.
+takes. It sends after a line `go` of its input, and nothing after `stop`, which it answers with `stopped` once nothing
+of its own is in work. At the end of its input it prints what it was answered and its seconds of CPU time, and ends.
 """
 
 import json

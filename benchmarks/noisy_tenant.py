@@ -216,7 +216,7 @@ def opened(directory: Path) -> Iterator[House]:
 def main() -> int:
     given = arguments(__doc__, seconds=60.0, rounds=6, clients=8, seed=0, noise_nice=19)
     load = [round(os.getloadavg()[0], 1)]
-    alone, beside = Measured(), Measured()
+    alone, beside, first = Measured(), Measured(), dict[str, int]()
     with (
         tempfile.TemporaryDirectory(prefix="noisy-") as place,
         opened(Path(place)) as house,
@@ -226,17 +226,14 @@ def main() -> int:
         Measured().measure(house, client, 5.0)  # what is made at the first requests
         for _ in range(given.rounds):
             alone.measure(house, client, given.seconds / given.rounds)
+            first = first or dict(alone.most)  # before any noise
             with noisy.sending():
                 beside.measure(house, client, given.seconds / given.rounds)
         said = noisy.end()
     load.append(round(os.getloadavg()[0], 1))
     pot = HttpLimits().held_bytes
     memory = {
-        name: {
-            "alone_mib": alone.most[name] // MIB,
-            "most_mib": most // MIB,
-            "bound_mib": (alone.most[name] + pot) // MIB,
-        }
+        name: {"alone_mib": first[name] // MIB, "most_mib": most // MIB, "bound_mib": (first[name] + pot) // MIB}
         for name, most in sorted(beside.most.items())
     }
     ratio = quantile(beside.quiet.ttft_s, 0.99) / quantile(alone.quiet.ttft_s, 0.99)
