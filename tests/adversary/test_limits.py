@@ -11,10 +11,8 @@ import psutil
 import pytest
 
 from hotspan.bench.prose import prose
-from kit.waiting import until
 
-from .conftest import ADMIN_TOKEN, KEYS, House
-from .wire import connect
+from .conftest import KEYS, House
 
 pytestmark = pytest.mark.engine
 
@@ -73,35 +71,6 @@ def test_text_that_can_not_fit_is_refused(well: House) -> None:
         flood = [pool.submit(post, well, "server", "globex", "/tokenize", body) for _ in range(12)]
         assert post(well, "server", "acme", "/tokenize", completion(well)) == 200
         assert {each.result() for each in flood} <= {400, 413, 429}
-
-
-@pytest.mark.parametrize("entry", ["server", "router"])
-def test_a_prompt_larger_than_text_can_need_is_refused_by_its_head(well: House, entry: str) -> None:
-    """Of 32 MB that are announced not a byte is waited for."""
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {KEYS['globex']}\r\n"
-    head += f"content-type: application/json\r\ncontent-length: {32 * MIB}\r\n\r\n"
-    with connect(well.ports[entry]) as connection:
-        connection.sendall(head.encode())
-        assert connection.recv(4096).split()[1] == b"413"
-    assert answered(well, entry)
-
-
-def waiting(well: House) -> float:
-    """Requests in the engine's queue."""
-    page = well.call("GET", "/metrics", ADMIN_TOKEN).text
-    return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith("vllm:num_requests_waiting{"))
-
-
-def test_long_prompts_in_the_queue_keep_nobody_waiting(well: House) -> None:
-    """While 40 long prompts of one tenant wait, another's is begun after those that are being computed, at most."""
-    with ThreadPoolExecutor(40) as pool:
-        bodies = [completion(well, prompt=prose(1000 + n, 3000)) for n in range(40)]
-        flood = [pool.submit(post, well, "server", "globex", "/v1/completions", body) for body in bodies]
-        until(lambda: waiting(well) >= 20 or all(each.done() for each in flood))
-        assert answered(well, "server")
-        done = sum(each.done() for each in flood)
-        assert {each.result() for each in flood} <= {200, 429}
-    assert done < 36, "it was answered as it came"
 
 
 def test_announcements_hold_up_no_invalidation(well: House) -> None:
