@@ -89,18 +89,33 @@ def shared_files() -> list[str]:
 
 
 def processes(base: Path) -> list[psutil.Process]:
-    """The processes that were started with TMPDIR below this directory, and still run."""
+    """The processes that were started with TMPDIR below this directory, or have files there open, and still run.
+
+    One that has given itself a title, as an engine core does, shows no environment any more.
+    """
     found = []
+    own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            is_ours = process.environ().get("TMPDIR", "").startswith(f"{base}/")
+        with contextlib.suppress(psutil.Error, OSError):
+            is_ours = process.environ().get("TMPDIR", "").startswith(f"{base}/") or has_open(process.pid, base)
             if (
                 is_ours
+                and process.pid not in own
                 and process.status() != psutil.STATUS_ZOMBIE
                 and "multiprocessing" not in " ".join(process.cmdline())
             ):
                 found.append(process)
     return found
+
+
+def has_open(pid: int, base: Path) -> bool:
+    """Whether a process has a file below this directory open, removed or not, or works there."""
+    links = [*Path(f"/proc/{pid}/fd").iterdir(), Path(f"/proc/{pid}/cwd")]
+    for link in links:
+        with contextlib.suppress(OSError):
+            if os.readlink(link).startswith(f"{base}/"):
+                return True
+    return False
 
 
 def is_another_under_way(base: Path) -> bool:
