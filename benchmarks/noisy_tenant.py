@@ -19,7 +19,6 @@ than it took alone and the memory for all bodies (1 GiB).
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import threading
@@ -40,6 +39,7 @@ from hotspan.bench.machine import write_results
 from hotspan.core.types import MIB
 from hotspan.demo.model import make_demo_model
 from hotspan.http.connections import HttpLimits
+from kit.child import Child
 from kit.measure import quantile
 from kit.ports import free_port
 from tests.server.conftest import serving, started
@@ -99,47 +99,32 @@ class House:
         return found | {"machine": sum(machine) - machine.idle - machine.iowait}
 
 
-class Noise:
+class Noise(Child):
     """The noisy tenant's clients, which send inside `sending`."""
 
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self._process = process
+    def __init__(self, house: House, clients: int, seed: int, nice: int) -> None:
+        command = ["nice", "-n", str(nice), sys.executable, "-m", "benchmarks.noisy_clients", "--model", house.model]
+        command += ["--urls", ",".join(sorted(house.urls.values())), "--key", KEYS["noisy"]]
+        super().__init__([*command, "--clients", str(clients), "--seed", str(seed)], is_read=True, is_told=True)
         self._expect("ready")
 
     @contextlib.contextmanager
     def sending(self) -> Iterator[None]:
         """They send in the block; after it nothing of theirs is in work."""
-        self._say("go")
+        self.tell("go")
         yield
-        self._say("stop")
+        self.tell("stop")
         self._expect("stopped")
 
-    def end(self) -> dict[str, Any]:
-        """What they were answered, and their seconds of CPU time."""
-        said: dict[str, Any] = json.loads(self._process.communicate()[0])
+    def report(self) -> dict[str, Any]:
+        """What they were answered, and their seconds of CPU time. They end."""
+        self.tell(None)
+        said: dict[str, Any] = json.loads(self.line())
         return said
 
-    def _say(self, word: str) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.write(word + "\n")
-            self._process.stdin.flush()
-
     def _expect(self, word: str) -> None:
-        if self._process.stdout is None or self._process.stdout.readline().strip() != word:
+        if self.line().strip() != word:
             raise RuntimeError("the noisy clients have ended")
-
-
-@contextlib.contextmanager
-def noise(house: House, clients: int, seed: int, nice: int) -> Iterator[Noise]:
-    """The noisy tenant's clients, ready."""
-    command = ["nice", "-n", str(nice), sys.executable, "-m", "benchmarks.noisy_clients", "--model", house.model]
-    command += ["--urls", ",".join(sorted(house.urls.values())), "--key", KEYS["noisy"]]
-    command += ["--clients", str(clients), "--seed", str(seed)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield Noise(process)
-        finally:
-            process.kill()
 
 
 def ask(house: House, client: httpx.Client, quiet: Quiet, number: int) -> None:
@@ -194,12 +179,12 @@ def opened(directory: Path) -> Iterator[House]:
     for name, text in {"tenants.yaml": TENANTS, "keys.txt": "\n".join(KEYS.values())}.items():
         (directory / name).write_text(text)
         (directory / name).chmod(0o600)
-    options = ("--ram-gib", "0.1", "--tenants", str(directory / "tenants.yaml"))
-    options += ("--max-request-bytes", str(BODY_BYTES), "--sessions-path", str(directory / "sessions"))
+    options = ["--ram-gib", "0.1", "--tenants", str(directory / "tenants.yaml")]
+    options += ["--max-request-bytes", str(BODY_BYTES), "--sessions-path", str(directory / "sessions")]
     with serving(model, directory / "server.log", *options) as server:
         port = free_port()
-        command = (sys.executable, "-m", "hotspan", "route", "--replica", server.url, "--port", str(port))
-        command += ("--api-keys-file", str(directory / "keys.txt"), "--max-request-bytes", str(BODY_BYTES))
+        command = [sys.executable, "-m", "hotspan", "route", "--replica", server.url, "--port", str(port)]
+        command += ["--api-keys-file", str(directory / "keys.txt"), "--max-request-bytes", str(BODY_BYTES)]
         with started(directory / "router.log", *command, variables={}) as router:
             url = f"http://127.0.0.1:{port}"
             while True:
@@ -221,7 +206,7 @@ def main() -> int:
         tempfile.TemporaryDirectory(prefix="noisy-") as place,
         opened(Path(place)) as house,
         httpx.Client(headers={"x-api-key": KEYS["quiet"]}, timeout=120) as client,
-        noise(house, given.clients, given.seed, given.noise_nice) as noisy,
+        Noise(house, given.clients, given.seed, given.noise_nice) as noisy,
     ):
         Measured().measure(house, client, 5.0)  # what is made at the first requests
         for _ in range(given.rounds):
@@ -229,7 +214,7 @@ def main() -> int:
             first = first or dict(alone.most)  # before any noise
             with noisy.sending():
                 beside.measure(house, client, given.seconds / given.rounds)
-        said = noisy.end()
+        said = noisy.report()
     load.append(round(os.getloadavg()[0], 1))
     pot = HttpLimits().held_bytes
     memory = {

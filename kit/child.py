@@ -24,7 +24,7 @@ class Child:
 
     port:        that it serves, for `wait`. log: gets what it says; None: nobody does.
     aftermath:   ends it if this process is killed. environment: beside this process's own.
-    pass_fds:    descriptors that it inherits. is_read: `line` reads what it says.
+    pass_fds:    descriptors that it inherits. is_read: `line` reads what it says. is_told: it listens to `tell`.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class Child:
         *,
         pass_fds: Sequence[int] = (),
         is_read: bool = False,
+        is_told: bool = False,
     ) -> None:
         self.port = port
         self._log = log
@@ -44,7 +45,7 @@ class Child:
             self._process = subprocess.Popen(
                 command,
                 env={**os.environ, **(environment or {})},
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if is_told else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if is_read else output,
                 stderr=None if is_read else output,
                 start_new_session=True,
@@ -60,8 +61,9 @@ class Child:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.end(signal.SIGTERM)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
 
     @property
     def pid(self) -> int:
@@ -76,6 +78,15 @@ class Child:
         if self._process.poll() is not None:
             raise SystemExit(self._not_ready())
         return self
+
+    def tell(self, line: str | None) -> None:
+        """Write a line to its stdin; None: there are no more. Raises: BrokenPipeError if it has ended."""
+        assert self._process.stdin is not None
+        if line is None:
+            self._process.stdin.close()
+        else:
+            self._process.stdin.write(f"{line}\n".encode())
+            self._process.stdin.flush()
 
     def line(self, within_s: float = READY_S) -> str:
         """The next line that it says; empty if it ended, or is killed for saying nothing for so long."""

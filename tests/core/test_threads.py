@@ -31,6 +31,7 @@ TASKS = {
     "server/models/run.py": (3, "ends wait for their models; a keeper that fails stops the store; the watch goes on"),
     "server/run.py": (2, "both watches go on"),
     "server/liveness.py": (1, "an engine that fails is no engine that hangs: what it raises is dropped"),
+    "server/step_health.py": (1, "the watch goes on"),
     "server/adapters/loader.py": (1, "shielded and awaited by who asked"),
     "http/serving.py": (1, "lets the server exit however it ends"),
     "http/exchange.py": (1, "its callback sees that it is done"),

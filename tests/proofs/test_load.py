@@ -112,7 +112,7 @@ def test_a_tier_that_turns_bad_under_load(later: Pace) -> None:
 
 def test_no_set_up_loses_throughput() -> None:
     """At drawn set-ups the policy is at most 5 % behind the better of always and never in throughput."""
-    found = load.run(load.Options(points=12, requests=100), lambda done, of: None).figures
+    found = load.run(load.Options(points=12, requests=100, draws=1), lambda done, of: None).figures
     assert found["points"] == 12 and found["worst_wall_s"] <= load.BEHIND
 
 

@@ -159,6 +159,7 @@ ILL = {
     "server/admission.py": 2,  # it stops
     "server/admin.py": 1,  # the engine gave an error
     "server/control_app.py": 1,  # the engine gave an error, or none in time
+    "server/exchange.py": 1,  # the engine makes no step
     "server/warming.py": 1,  # it has not started
     "server/run.py": 3,  # a session's texts could not be forgotten
     "server/loading.py": 1,  # the only model loads
