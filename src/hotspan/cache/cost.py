@@ -21,8 +21,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from hotspan.cache.answers import Answers
 from hotspan.cache.choice import BOUND_S, BOUND_SHARE, RESERVE, Choice, Run, Seconds, Text
-from hotspan.cache.rates import LEAST_FREE, Accuracy, Answers, Fit, Prefill, TierSpeed
+from hotspan.cache.rates import LEAST_FREE, Accuracy, Fit, Prefill, TierSpeed
 from hotspan.cache.refusals import Reason, Refusals, Refused
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.types import MIB, Tier
