@@ -232,8 +232,9 @@ def _world(point: Point, policy: Policy) -> tuple[World, list[list[Any]]]:
     texts = [chain(f"{point.seed}/{n}", point.text_chunks) for n in range(point.texts)]
     tier.parents |= {chunk.key: chunk.parent for text in texts for chunk in text}
     lower = [LowerTier(lambda again: tier, clock)] if policy != "never" else []
-    lanes = {point.tier: point.lanes} if lower else {}
-    cost = CostModel(point.engine.step_tokens, lanes, clock) if policy != "always" else None
+    decides = policy == "hotspan"  # with RAM alone there is nothing to decide, and hotspan has no model
+    lanes = {point.tier: point.lanes}
+    cost = CostModel(point.engine.step_tokens, lanes, clock, slab.slots) if decides else None
     cache = TieredCache(slab, *lower, patience_s=_PATIENCE_S, cost=cost, clock=clock)  # type: ignore[arg-type]
     world = World(point.engine, cache, tier if lower else None, clock, random.Random(point.seed + 2))
     return world, texts

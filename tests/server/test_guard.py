@@ -22,7 +22,7 @@ from hotspan.core.fair import FairOrder
 from hotspan.engine import guard
 from hotspan.engine.guard import RequestGuard
 from hotspan.server.principal import Principal, asking, current_tenant
-from hotspan.server.run import is_in_turn
+from hotspan.server.run import use_fair_queueing
 from kit.waiting import until_async
 
 GUARD = RequestGuard(current_tenant)
@@ -241,13 +241,13 @@ async def test_prompts_of_tenants_are_begun_in_turns() -> None:
         (2, "priority", {}, "priority"),
     ],
 )
-def test_the_queue_is_in_turns_where_there_are_tenants(
+def test_the_queue_is_fair_where_there_are_tenants(
     tenants: int, policy: str, given: dict[str, str], expected: str
 ) -> None:
     """With two or more, unless the operator chose how the engine's queue is served."""
     arguments = SimpleNamespace(scheduling_policy=policy)
     options = SimpleNamespace(tenants=SimpleNamespace(tenants=range(tenants)), engine_values=given)
-    is_fair = is_in_turn(arguments, options)  # type: ignore[arg-type]
+    is_fair = use_fair_queueing(arguments, options)  # type: ignore[arg-type]
     assert arguments.scheduling_policy == expected and is_fair == (policy == "fcfs" and expected == "priority")
 
 

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from hotspan.cache.answers import Answers
 from hotspan.cache.choice import BOUND_S, BOUND_SHARE, RESERVE, Choice, Run, Seconds, Text
+from hotspan.cache.entry import small_part
 from hotspan.cache.rates import LEAST_FREE, Accuracy, Fit, Prefill, TierSpeed
 from hotspan.cache.refusals import Reason, Refusals, Refused
 from hotspan.core.clock import Clock, SystemClock
@@ -96,10 +97,14 @@ class CostModel:
 
     step_tokens: the most tokens that the engine computes in one step.
     lanes:       the lower tiers, and how many chunks each moves at a time.
+    ram_chunks:  of the RAM tier; a look at a tier's speed takes a small part of them at most.
     """
 
-    def __init__(self, step_tokens: int, lanes: Mapping[Tier, int], clock: Clock | None = None) -> None:
+    def __init__(
+        self, step_tokens: int, lanes: Mapping[Tier, int], clock: Clock | None = None, ram_chunks: int = 1 << 10
+    ) -> None:
         self._clock = clock or SystemClock()
+        self._most_probed = small_part(ram_chunks)
         self._prefill = Prefill(step_tokens)
         self._copies = Fit(_COPY_PRIOR, doubts=2)
         self._tiers = {tier: TierSpeed(count) for tier, count in lanes.items()}
@@ -202,12 +207,13 @@ class CostModel:
         return float(speed.load_s(chunks, chunks * chunk_bytes, self._clock.monotonic())) * speed.factor
 
     def asking_s(self, text: Text) -> float:
-        """How long a request should wait to be told what a tier has: 0 if the answer will come too late to be of use.
+        """How long a request should wait to be told what a tier has; as long again is left for what is there then.
 
-        As long again is left for what is there then.
+        No longer than it waits for the engine in any case, if the answer is expected too late.
         """
         patience_s = self._asking_s(text)
-        return patience_s if self._answers.is_worth_waiting(patience_s) else text.busy_s
+        is_worth_it = self._answers.is_worth_waiting(patience_s, self._clock.monotonic())
+        return patience_s if is_worth_it else text.busy_s
 
     def risk_s(self, text: Text) -> float:
         """How long it may wait in all for a tier whose answer takes longer than that, and 0 without trust.
@@ -374,7 +380,7 @@ class CostModel:
                 self._refused += 1
                 if at > taken:
                     return 0
-                probe = min(self._tiers[run.tier].refuse(self._clock.monotonic()), run.chunks)
+                probe = min(self._tiers[run.tier].refuse(self._clock.monotonic()), run.chunks, self._most_probed)
                 self._probed += probe
                 return probe
             if run.tier is not Tier.RAM:

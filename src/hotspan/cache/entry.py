@@ -51,6 +51,11 @@ class Entry(Struct, eq=False, gc=False):
         return self.engine_copies or self.moving > 0 or self.held
 
 
+def small_part(chunks: int) -> int:
+    """Of so many chunks of RAM, how many that no request waits for may take: they push out what requests use."""
+    return max(chunks // 32, 1)
+
+
 @dataclass(slots=True, eq=False)
 class Plan:
     """What was chosen for one request, and how far that has come.
@@ -94,7 +99,7 @@ class Reader:
     waiting:    chunks being promoted that it waits for.
     since_s:    start of its wait, or when one of its chunks last landed (monotonic); None if it waits for nothing.
     is_asking:  it waits for a tier's answer about what the tier has. awaited: a chunk without an answer yet.
-    asks_s:     how long it may wait for answers; None before the first wait. asks_idle: the engine was idle then.
+    asks_s:     how long it may wait for answers; None before the first wait.
     risk_s:     how long with trust beyond the bound; None if not asked for, 0 if there is no trust.
     plan:       the cost model's choice, until it is settled.
     cut:        the wait is over: what is not in RAM is a MISS.
@@ -113,7 +118,6 @@ class Reader:
     is_asking: bool = False
     awaited: ChunkKey | None = None
     asks_s: float | None = None
-    asks_idle: bool = False
     risk_s: float | None = None
     plan: Plan | None = None
     cut: bool = False

@@ -5,7 +5,7 @@ import itertools
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from hotspan.cache.entry import Entry, State
+from hotspan.cache.entry import Entry, State, small_part
 from hotspan.cache.stats import CacheStats
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.deadline import Deadline
@@ -17,10 +17,10 @@ from hotspan.tiers.slab import SharedSlab
 
 _SLICE_S = 0.001
 
-_LEAST_DEPTH, _LEAST_SHARE, _LONG_S = 8, 32, 1.0
-"""Chunks that a tier is given to write at a time: so few at first, or this part of RAM if that is less; twice as many
-when it had none left before the scheduler looked, half as many when one took longer than this. They can't be evicted
-meanwhile, and requests want their slots."""
+_LEAST_DEPTH, _LONG_S = 8, 1.0
+"""Chunks that a tier is given to write at a time: so few at first, or a small part of RAM if that is less; twice as
+many when it had none left before the scheduler looked, half as many when one took longer than this. They can't be
+evicted meanwhile, and requests want their slots."""
 
 
 class LowerTiers:
@@ -226,7 +226,7 @@ class StoreQueue:
         self._writing: dict[ChunkKey, Entry] = {}
         self._clock = clock or SystemClock()
         self._begun_s: dict[ChunkKey, float] = {}
-        self._least = max(min(_LEAST_DEPTH, slab.slots // _LEAST_SHARE), 1)
+        self._least = min(_LEAST_DEPTH, small_part(slab.slots))
         self._most = max(slab.slots // 4, self._least)
         self._depth = self._least
         self._is_full = False  # more was offered than the depth allows

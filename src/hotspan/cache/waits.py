@@ -25,9 +25,6 @@ from hotspan.tiers.pace import Pace
 _QUEUE_PATIENCE = 20
 """Without a cost model: how many times longer a request waits in the queue while others' chunks land."""
 
-_PROBE_SHARE = 32
-"""A look at a tier's speed takes at most this part of RAM: what it brings pushes out what requests use."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Promotion:
@@ -146,9 +143,7 @@ class Waits:
         if reader.is_asking:
             return False
         if allowed_s := reader.risk_s or reader.asks_s:
-            waited_s = now_s - began_s
-            if reader.asks_idle and (awaited is not None or waited_s <= allowed_s):  # else a step hid when it came
-                self._cost.note_answer(min(waited_s, allowed_s), answered=awaited is None)
+            self._cost.note_answer(min(now_s - began_s, allowed_s), answered=awaited is None)
             for tier in self._lower.asked(awaited) if awaited is not None else []:
                 tier.late(began_s)
         if awaited is not None and groups:
@@ -162,8 +157,7 @@ class Waits:
         reader.plan = Plan(choice, chain, refused, began_s, now_s, bool(reader.risk_s), awaited is None)
         reader.asks_s = reader.risk_s = None
         self._advance(reader.plan)
-        probe = min(choice.probe, max(self._ram.slab.slots // _PROBE_SHARE, 1))
-        for chunk in chain[choice.chunks : choice.chunks + probe]:
+        for chunk in chain[choice.chunks : choice.chunks + choice.probe]:
             if chunk.key not in self._ram.entries:
                 self.promote(chunk)
         return True
@@ -300,7 +294,7 @@ class Waits:
     def _may_ask(self, cost: CostModel, reader: Reader, text: Text, waited_s: float) -> bool:
         """Whether a request may go on to wait for an answer."""
         if reader.asks_s is None:
-            reader.asks_s, reader.asks_idle = cost.asking_s(text), not text.is_engine_busy
+            reader.asks_s = cost.asking_s(text)
         if reader.asks_s and waited_s <= reader.asks_s:
             return True
         if reader.risk_s is None:

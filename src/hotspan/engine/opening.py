@@ -194,7 +194,8 @@ class _Opening:
         lanes = {tier: lower.threads for tier, lower in tiers.items() if lower is not None}
         if settings.patience_s is not None or not lanes:
             return None
-        return CostModel(self.config.scheduler_config.max_num_batched_tokens, lanes, self.clock)
+        step_tokens = self.config.scheduler_config.max_num_batched_tokens
+        return CostModel(step_tokens, lanes, self.clock, self.spec.slots)
 
     def disk_directory(self) -> Path | None:
         """Where the disk tier of this engine is: data-parallel replicas of one server have one each."""

@@ -125,7 +125,7 @@ async def _serve(
         options = _planned(options, arguments, options.extent)
     add_cache(arguments, options.cache)
     is_cached = options.cache is not None
-    order = FairOrder() if is_in_turn(arguments, options) else None
+    order = FairOrder() if use_fair_queueing(arguments, options) else None
     guard = RequestGuard(
         current_tenant, current_held_since_s, is_isolated=options.is_isolated, is_cached=is_cached, order=order
     )
@@ -167,7 +167,7 @@ def _arguments(options: ServeOptions, entrance: Entrance, own_options: tuple[str
     return arguments
 
 
-def is_in_turn(arguments: Namespace, options: ServeOptions) -> bool:
+def use_fair_queueing(arguments: Namespace, options: ServeOptions) -> bool:
     """Whether the engine begins tenants' prompts in fair turns. Mutates: `arguments`, whose queue is by priority then.
 
     That is so where there are several tenants, unless the operator chose how its queue is served.
