@@ -97,7 +97,9 @@ class ManualTier:
             self.discard(flight.key)  # quarantined, or never here
         elif not flight.is_load and not flight.deleted:
             self.put(flight.chunk, flight.terms, flight.data)
-        self._ended.append(Transfer(flight.key, flight.is_load, fault, self._payload_bytes, self.transfer_s))
+        ended_s = self._clock.monotonic()
+        transfer = Transfer(flight.key, flight.is_load, fault, self._payload_bytes, self.transfer_s, ended_s=ended_s)
+        self._ended.append(transfer)
 
     def finish_all(self) -> None:
         """End all transfers well, in the order in which they were submitted."""

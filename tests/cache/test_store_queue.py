@@ -155,6 +155,17 @@ def test_a_tier_is_given_as_much_as_it_writes() -> None:
         assert given[:6] == [8, 16, 32, 64, 100, 8] and sum(given) == 300
 
 
+def test_a_fast_tier_is_given_what_it_writes_between_two_looks() -> None:
+    """A step of the engine takes seconds: a tier that has long ended by then is given ten times as many at once."""
+    with Rig(ram=400, disk=400, store_depth=400) as rig:
+        rig.store(chain("text", 300))
+        rig.clock.advance(0.05)
+        rig.tier.finish_all()
+        rig.clock.advance(0.45)
+        rig.cache.step()
+        assert len(rig.stores) == 80
+
+
 def test_a_tier_takes_a_small_part_of_ram() -> None:
     """What is being written can't be evicted: at first it is a 32nd of RAM, at least one chunk and at most eight."""
     for ram, first in ((16, 1), (64, 2), (1024, 8)):

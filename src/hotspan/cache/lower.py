@@ -17,10 +17,13 @@ from hotspan.tiers.slab import SharedSlab
 
 _SLICE_S = 0.001
 
+_DOCUMENT = 64
+"""Chunks that one step of the engine may store: a fast tier is given all of them at once, also of a small RAM."""
+
 _LEAST_DEPTH, _LONG_S = 8, 1.0
-"""Chunks that a tier is given to write at a time: so few at first, or a small part of RAM if that is less; twice as
-many when it had none left before the scheduler looked, half as many when one took longer than this. They can't be
-evicted meanwhile, and requests want their slots."""
+"""Chunks that a tier is given to write at a time: so few at first, or a small part of RAM if that is less; when it had
+none left before the scheduler looked, as many as it writes until the scheduler looks or in this time, at least twice as
+many; half as many when one took longer than this. They can't be evicted meanwhile, and requests want their slots."""
 
 
 class LowerTiers:
@@ -227,9 +230,10 @@ class StoreQueue:
         self._clock = clock or SystemClock()
         self._begun_s: dict[ChunkKey, float] = {}
         self._least = min(_LEAST_DEPTH, small_part(slab.slots))
-        self._most = max(slab.slots // 4, self._least)
+        self._most = max(slab.slots // 4, min(slab.slots // 2, _DOCUMENT), 1)
         self._depth = self._least
         self._is_full = False  # more was offered than the depth allows
+        self._given, self._given_s, self._ended_s = 0, 0.0, 0.0  # writes, since it was first given some; the last end
         self.failed = 0
 
     @property
@@ -274,8 +278,8 @@ class StoreQueue:
     def step(self) -> None:
         """Hand over chunks until the tier takes no more."""
         self._release(self._tier.released())
-        if self._offered and not self._writing and self._is_full:  # it has rested meanwhile
-            self._depth = min(2 * self._depth, self._most)
+        if not self._writing:
+            self._rested()
         while self._offered and (storage := self._tier.working) is not None and storage.can_store():
             self._is_full = len(self._writing) >= self._depth
             if self._is_full:
@@ -293,9 +297,20 @@ class StoreQueue:
                 entry.pins += 1
                 entry.moving += 1
                 self._writing[key] = entry
+                self._given += 1
                 self._begun_s[key] = self._clock.monotonic()
             else:
                 self._stats.stores_refused[self._tier.tier] += 1
+
+    def _rested(self) -> None:
+        """The tier has nothing to write: from now on it is given what it writes until the scheduler looks again."""
+        now_s = self._clock.monotonic()
+        if self._given:
+            looked_s = min(now_s - self._given_s, _LONG_S)
+            writes = self._given * looked_s / max(self._ended_s - self._given_s, _SLICE_S)
+            doubled = 2 * self._depth if self._offered and self._is_full else self._depth
+            self._depth = min(max(int(writes), doubled), self._most)
+        self._given, self._given_s = 0, now_s
 
     def _release(self, keys: Sequence[ChunkKey]) -> None:
         """Offer what was set aside, before all else, and what waits for it behind it."""
@@ -314,10 +329,10 @@ class StoreQueue:
     def ended(self, transfer: Transfer) -> Entry:
         """A write ended: the chunk's entry, whose slot the tier uses no more."""
         entry = self._writing.pop(transfer.key)
-        ended_s = transfer.ended_s or self._clock.monotonic()
+        ended_s = self._ended_s = transfer.ended_s or self._clock.monotonic()
         if ended_s - self._begun_s.pop(transfer.key) > _LONG_S:
             self._depth = max(self._depth // 2, self._least)
-            self._is_full = False  # it did not rest: it was slow
+            self._is_full, self._given = False, 0  # it did not rest: it was slow
         entry.pins -= 1
         entry.moving -= 1
         self.failed += transfer.fault is not None
