@@ -16,6 +16,7 @@ from hotspan.cache.tiered import TieredCache
 from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import PAGE_BYTES, Chunk, ChunkKey, Lookup, Tier
+from hotspan.l2.questions import Questions
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.base import Durable, Losses, TierUsage, Transfer
 
@@ -113,12 +114,13 @@ class LinkTier:
         self._flying: list[tuple[float, int, Transfer]] = []
         self._count = 0
         self._answers: dict[ChunkKey, float] = {}  # what was asked about, and when the answer comes
-        self._coming: list[float] = []  # answers
+        self._coming: list[tuple[float, float, list[ChunkKey]]] = []  # when answers come, after how long, about what
+        self._questions = Questions(clock)
 
     @property
     def next_s(self) -> float:
         """When the next transfer ends, or the next answer comes."""
-        answer_s = self._coming[0] if self.asking else NEVER
+        answer_s = self._coming[0][0] if self.asking else NEVER
         return min(answer_s, self._flying[0][0]) if self._flying else answer_s
 
     def _submit(self, key: ChunkKey, *, is_load: bool) -> None:
@@ -147,19 +149,28 @@ class LinkTier:
 
     # -- StorageTier -----------------------------------------------------------------------------------------------
 
+    def _answer(self) -> None:
+        while self._coming and self._coming[0][0] <= self._clock.monotonic():
+            _, seconds, keys = heapq.heappop(self._coming)
+            self._questions.end(keys, seconds)
+
     @property
     def asking(self) -> int:
-        while self._coming and self._coming[0] <= self._clock.monotonic():
-            heapq.heappop(self._coming)
+        self._answer()
         return len(self._coming)
+
+    @property
+    def answer_s(self) -> float:
+        self._answer()
+        return self._questions.answer_s
 
     def ask(self, chunks: Sequence[Chunk], tenant: int) -> None:
         new = [chunk.key for chunk in chunks if chunk.key not in self._answers]
         if self.tier is Tier.L2 and new:
-            now_s = self._clock.monotonic()
-            answer_s = now_s + self._pace(now_s).latency_s
-            self._answers |= dict.fromkeys(new, answer_s)
-            heapq.heappush(self._coming, answer_s)
+            now_s = self._questions.begin(new)
+            latency_s = self._pace(now_s).latency_s
+            self._answers |= dict.fromkeys(new, now_s + latency_s)
+            heapq.heappush(self._coming, (now_s + latency_s, latency_s, new))
 
     def is_asking(self, key: ChunkKey) -> bool:
         return self._answers.get(key, 0.0) > self._clock.monotonic()

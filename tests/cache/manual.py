@@ -109,6 +109,7 @@ class ManualTier:
     # -- StorageTier -----------------------------------------------------------------------------------------------
 
     asking = 0
+    answer_s = 0.0
 
     def ask(self, chunks: Sequence[Chunk], tenant: int) -> None:
         return

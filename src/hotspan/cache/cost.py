@@ -21,7 +21,6 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from hotspan.cache.answers import Answers
 from hotspan.cache.choice import BOUND_S, BOUND_SHARE, RESERVE, Choice, Run, Seconds, Text
 from hotspan.cache.entry import small_part
 from hotspan.cache.rates import LEAST_FREE, Accuracy, Fit, Prefill, TierSpeed
@@ -109,7 +108,6 @@ class CostModel:
         self._copies = Fit(_COPY_PRIOR, doubts=2)
         self._tiers = {tier: TierSpeed(count) for tier, count in lanes.items()}
         self._loads = {tier: Accuracy() for tier in lanes}
-        self._answers = Answers()
         self._trust = 1.0
         self._plain_s = 0.0  # when an engine that loads nothing would have computed all requests so far
         self._refusals = Refusals()
@@ -143,10 +141,6 @@ class CostModel:
     def note_stores(self, tier: Tier, chunks: int, chunk_bytes: int) -> None:
         """A tier is being given so many chunks to store."""
         self._tiers[tier].note_stores(chunks, chunk_bytes)
-
-    def note_answer(self, waited_s: float, *, answered: bool) -> None:
-        """A request waited so long to be told what a store has, and was told it then or not."""
-        self._answers.note(waited_s, answered=answered)
 
     def note_unanswered(self, text: Text, tokens: int) -> None:
         """A store did not say in time whether it has so many tokens of a request."""
@@ -206,22 +200,21 @@ class CostModel:
         speed = self._tiers[tier]
         return float(speed.load_s(chunks, chunks * chunk_bytes, self._clock.monotonic())) * speed.factor
 
-    def asking_s(self, text: Text) -> float:
+    def asking_s(self, text: Text, answer_s: float) -> float:
         """How long a request should wait to be told what a tier has; as long again is left for what is there then.
 
-        No longer than it waits for the engine in any case, if the answer is expected too late.
+        No longer than it waits for the engine in any case, if an answer takes longer than that. answer_s: so long.
         """
         patience_s = self._asking_s(text)
-        is_worth_it = self._answers.is_worth_waiting(patience_s, self._clock.monotonic())
-        return patience_s if is_worth_it else text.busy_s
+        return patience_s if answer_s <= patience_s else text.busy_s
 
-    def risk_s(self, text: Text) -> float:
+    def risk_s(self, text: Text, answer_s: float) -> float:
         """How long it may wait in all for a tier whose answer takes longer than that, and 0 without trust.
 
         Takes some, which `settle` gives back when the wait was worth it.
         """
         risk_s = text.busy_s + self.prefill_s(text.gpu_tokens, text.total_tokens) / 2
-        least_s = max(self._asking_s(text), self._answers.expected_s)
+        least_s = max(self._asking_s(text), answer_s)
         if self._trust < 1 or not self._prefill.is_known or risk_s <= least_s:
             return 0.0
         self._trust -= 1

@@ -70,6 +70,10 @@ class LowerTiers:
         """The tiers that wait to be told whether they have a chunk."""
         return [tier for tier in self.tiers if tier.is_up and tier.storage.is_asking(key)]
 
+    def answer_s(self, key: ChunkKey) -> float:
+        """How long it takes until all have said whether they have a chunk; 0 if none is asked, or none has answered."""
+        return max((tier.storage.answer_s for tier in self.asked(key)), default=0.0)
+
     @property
     def is_asking(self) -> bool:
         """Whether answers are on their way."""

@@ -139,12 +139,12 @@ class Waits:
         began_s = reader.since_s = reader.since_s if reader.since_s is not None else now_s
         first = text.gpu_tokens // text.chunk_tokens
         awaited = self._awaited(groups, first, reader)
-        reader.is_asking = awaited is not None and self._may_ask(self._cost, reader, text, now_s - began_s)
-        if reader.is_asking:
+        if awaited is not None and self._may_ask(awaited, reader, text, now_s - began_s):
+            reader.is_asking = True
             return False
-        if allowed_s := reader.risk_s or reader.asks_s:
-            self._cost.note_answer(min(now_s - began_s, allowed_s), answered=awaited is None)
-            for tier in self._lower.asked(awaited) if awaited is not None else []:
+        reader.is_asking = False
+        if awaited is not None and (reader.risk_s or reader.asks_s):
+            for tier in self._lower.asked(awaited):
                 tier.late(began_s)
         if awaited is not None and groups:
             unknown = sum(self._is_unknown(chunk.key) for chunk in groups[0][first:])
@@ -291,14 +291,16 @@ class Waits:
             risked = plan.risked and plan.answered
             self._cost.settle(plan.choice, waited_s, plan.landed, asked_s=asked_s, risked=risked, cut=cut)
 
-    def _may_ask(self, cost: CostModel, reader: Reader, text: Text, waited_s: float) -> bool:
-        """Whether a request may go on to wait for an answer."""
+    def _may_ask(self, awaited: ChunkKey, reader: Reader, text: Text, waited_s: float) -> bool:
+        """Whether a request may go on to wait for the answer about a chunk."""
+        if self._cost is None:
+            return False
         if reader.asks_s is None:
-            reader.asks_s = cost.asking_s(text)
+            reader.asks_s = self._cost.asking_s(text, self._lower.answer_s(awaited))
         if reader.asks_s and waited_s <= reader.asks_s:
             return True
         if reader.risk_s is None:
-            reader.risk_s = cost.risk_s(text)
+            reader.risk_s = self._cost.risk_s(text, self._lower.answer_s(awaited))
         return reader.risk_s > 0 and waited_s <= reader.risk_s
 
     def _advance(self, plan: Plan, ended_s: float = 0.0) -> None:

@@ -28,10 +28,11 @@ from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import PAGE_BYTES, Chunk, ChunkKey, Compress, Tier
-from hotspan.l2.base import Found, ObjectStore, StoreUsage, updates_of
+from hotspan.l2.base import ObjectStore, StoreUsage, updates_of
 from hotspan.l2.follower import LogFollower
 from hotspan.l2.jobs import DROPPED, Ended, StoreJobs
 from hotspan.l2.known import KnownChunks, Moment
+from hotspan.l2.questions import Answer, Questions
 from hotspan.l2.view import readable
 from hotspan.tiers.base import Durable, Fault, FrameKeys, Losses, TierUsage, Transfer
 from hotspan.tiers.commit import GroupCommit
@@ -94,7 +95,7 @@ class RemoteTier:
         packer = Packer(options.compress, options.threads, self._clock)
         self._jobs = StoreJobs(options.store, lambda: follower.view, options.keys, self._clock, packer)
         self._known = KnownChunks(follower, _MAX_KNOWN, self._clock)
-        self._asking: set[ChunkKey] = set()
+        self._asking = Questions(self._clock)
         self._storing: dict[ChunkKey, bool] = {}  # whether it is still wanted
         self._is_updating = self._is_measuring = False
         self._updates_at_once = _UPDATES_AT_ONCE
@@ -116,16 +117,20 @@ class RemoteTier:
     def asking(self) -> int:
         return len(self._asking)
 
+    @property
+    def answer_s(self) -> float:
+        return self._asking.answer_s
+
     def ask(self, chunks: Sequence[Chunk], tenant: int) -> None:
         unknown = {chunk.key for chunk in chunks if not self.lookup(chunk.key) and not self._known.is_absent(chunk.key)}
-        unknown -= self._asking
+        unknown -= self._asking.keys
         if unknown and self._follower.is_fresh:
-            self._asking |= unknown
+            began_s = self._asking.begin(unknown)
             asked = tuple(chunks)
             self._submit(
-                lambda scratch: self._jobs.find(asked, tenant),
+                lambda scratch: Answer(self._jobs.find(asked, tenant), self._clock.monotonic() - began_s),
                 partial(self._answered, self._namespace, asked, tenant, unknown, self._known.now()),
-                dropped=None,
+                dropped=Answer(None, 0.0),
                 urgent=True,
             )
 
@@ -243,13 +248,10 @@ class RemoteTier:
             deque(self._known.pop_tenants(lambda tenant: True), maxlen=0)
 
     def usage(self) -> TierUsage:
-        slot = HEADER_BYTES + self._payload_bytes
         usage = self._usage
-        capacity = usage.capacity_bytes
-        counts_evictions = usage.evicted is not None
-        return TierUsage(
-            *(usage.objects, capacity // slot, usage.bytes, capacity, {}), counts_evictions=counts_evictions
-        )
+        chunks = usage.capacity_bytes // (HEADER_BYTES + self._payload_bytes)
+        counts = usage.evicted is not None
+        return TierUsage(usage.objects, chunks, usage.bytes, usage.capacity_bytes, {}, counts_evictions=counts)
 
     def give_up(self) -> None:
         self._queue.drop()
@@ -302,9 +304,10 @@ class RemoteTier:
         tenant: int,
         unknown: set[ChunkKey],
         since: Moment,
-        found: Mapping[ChunkKey, Found] | None,
+        answer: Answer,
     ) -> None:
-        self._asking -= unknown
+        found = answer.found
+        self._asking.end(unknown, answer.seconds)
         if found is None or namespace != self._namespace or not self._holds(since, tenant):
             return  # nothing, or what may have been invalidated since
         now_s = self._clock.unix()

@@ -146,6 +146,11 @@ class StorageTier(Protocol):
         """How many answers it waits for; 0 for a tier that knows what it has."""
         ...
 
+    @property
+    def answer_s(self) -> float:
+        """How long an answer takes, as far as is known: a mean of late ones, or since when the oldest is awaited."""
+        ...
+
     def ask(self, chunks: Sequence[Chunk], tenant: int) -> None:
         """Begin to find out which chunks of a tenant's text are here: all of it, a KV cache group after the other."""
         ...

@@ -45,6 +45,7 @@ class DiskTier(DiskSlab):
 
     tier = Tier.DISK
     asking = 0
+    answer_s = 0.0
 
     def __init__(self, options: DiskOptions, namespace: bytes, payload_bytes: int, clock: Clock | None = None) -> None:
         if payload_bytes % PAGE_BYTES:
