@@ -1,4 +1,4 @@
-"""What server and router keep in memory: who owns it, and how it hears of an invalidation. A new place is decided upon."""
+"""What server and router keep in memory: whose it is, and how it hears of an invalidation. A new place is decided on."""
 
 import ast
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ PLACES = {
     "server/front.py:Front._own": OPERATOR,
     "server/lmi/schema.py:Rows._told": REQUEST,
     "server/lmi/schema.py:_Told.texts": REQUEST,
-    "server/lmi/sessions.py:Sessions._ends": "ends of sessions by their owner's directory; no text (lmi/test_sessions.py)",
+    "server/lmi/sessions.py:Sessions._ends": "ends of sessions by their owner (lmi/test_sessions.py); no text",
     "server/models/front.py:StoreFront._by_name": OPERATOR,
     "server/principal.py:Credentials._holders": OPERATOR,
     "server/warming.py:Warming._jobs": "TEXTS by job and tenant: a job that an invalidation concerns ends before it is "
