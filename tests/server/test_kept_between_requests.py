@@ -1,4 +1,4 @@
-"""What server and router keep in memory: whose it is, and how it hears of an invalidation. A new place is decided on."""
+"""What server and router keep in memory: whose it is, and how it hears of invalidations. A new place is decided on."""
 
 import ast
 from collections.abc import Iterator
