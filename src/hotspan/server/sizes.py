@@ -18,6 +18,9 @@ _BYTES_PER_CHAR = 6
 _OTHER_BYTES, _OTHER_CONTAINERS, _OTHER_VALUES = MIB, 1024, 1 << 16
 """What a body may have besides its text: other fields, and further prompts."""
 
+_BATCHES = ("prompt", "inputs")
+"""Fields that may be a list of prompts, each of which has to fit."""
+
 _VALUES_PER_TOKEN = 16
 """A body may have lists of tokens for so many prompts."""
 
@@ -72,10 +75,10 @@ class TextLimit:
             return
         if isinstance(said, Mapping):
             for name, value in said.items():
-                for each in value if name == "prompt" and isinstance(value, list) else [value]:
+                for each in value if name in _BATCHES and isinstance(value, list) else [value]:
                     self.check_text(each)
                 self.check_text(value)
-            self.check_chat(*(value for name, value in said.items() if name != "prompt"))
+            self.check_chat(*(value for name, value in said.items() if name not in _BATCHES))
 
     def _refused(self, size: str) -> HttpError:
         message = f"the text has {size}, and this model takes {self.tokens} tokens, at most {self.chars} characters"

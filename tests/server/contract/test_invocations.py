@@ -77,6 +77,14 @@ def test_details_tell_every_token(container: Container) -> None:
     assert plain == {"generated_text": answer["generated_text"]}
 
 
+def test_a_list_is_answered_with_a_list(container: Container) -> None:
+    """Each text of a batch gets what it gets alone, in the order of the list."""
+    texts = [PROMPT, "Another text"]
+    reply = container.invoke({"inputs": texts, "parameters": GREEDY})
+    assert reply.status_code == 200, reply.text
+    assert reply.json() == [{"generated_text": container.generate(text)} for text in texts]
+
+
 def test_prefill_tells_the_prompt(container: Container) -> None:
     """decoder_input_details adds the prompt's tokens, the first without a probability, and changes nothing else."""
     plain, told = detailed(container), detailed(container, decoder_input_details=True)

@@ -67,8 +67,8 @@ def test_prefill_of_a_real_completion() -> None:
     said = answer(decoder_input_details=True)
     assert said["generated_text"] == "Hello wide world"
     assert said["details"]["prefill"] == [
-        {"id": 1, "text": "<s>", "log_prob": None},
-        {"id": 17, "text": "Say", "log_prob": -1.7},
+        {"id": 1, "text": "<s>", "log_prob": None, "logprob": None},
+        {"id": 17, "text": "Say", "log_prob": -1.7, "logprob": -1.7},
     ]
     assert said["details"]["generated_tokens"] == len(said["details"]["tokens"]) == 4
 

@@ -106,10 +106,10 @@ async def test_lmi_stream() -> None:
     assert answer.headers["content-type"] == "application/jsonlines"
     made = rows(answer)
     assert [row["token"] for row in made] == [
-        {"id": 5, "text": "Hello", "log_prob": -0.5},
-        {"id": 6, "text": " wide", "log_prob": -0.6},
-        {"id": 7, "text": " world", "log_prob": -0.7},
-        {"id": 2, "text": "", "log_prob": -0.2},
+        {"id": 5, "text": "Hello", "log_prob": -0.5, "logprob": -0.5},
+        {"id": 6, "text": " wide", "log_prob": -0.6, "logprob": -0.6},
+        {"id": 7, "text": " world", "log_prob": -0.7, "logprob": -0.7},
+        {"id": 2, "text": "", "log_prob": -0.2, "logprob": -0.2},
     ]
     assert {row["generated_text"] for row in made[:-1]} == {None}
     assert made[-1]["generated_text"] == "Hello wide world"

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotspan.http.errors import HttpError
+from hotspan.server.lmi.request import NEUTRAL
 from hotspan.server.lmi.schema import Generation, Rows, embeddings_body, pieces
 
 
@@ -49,6 +50,12 @@ def test_parameters(name: str, value: Any, asked: Any) -> None:
     assert body(**{name: value}) == {"prompt": "Say", "max_tokens": 30} | asked
 
 
+def test_what_changes_nothing_counts_as_not_given() -> None:
+    """Clients that always send the whole list are served: other servers' parameters at their defaults, null for any."""
+    known = body(**NEUTRAL)
+    assert known == body(grammar=None, adapter_id=None, whatever=None) == {"prompt": "Say", "max_tokens": 30}
+
+
 def test_sequences_have_details() -> None:
     """Several sequences are answered in the details, so these are asked for."""
     assert body(top_n_tokens=2) == {"prompt": "Say", "max_tokens": 30, "n": 2, "logprobs": 1, "return_token_ids": True}
@@ -85,8 +92,18 @@ def test_the_client_may_ask_for_more_logprobs() -> None:
         ({"parameters": {"return_full_text": 1}}, "return_full_text", "true or false"),
         ({"parameters": {"do_sample": "no"}}, "do_sample", "true or false"),
         ({"stream": "true"}, "stream", "true or false"),
-        ({"inputs": ""}, "inputs", "one text"),
-        ({"inputs": ["a", "b"]}, "inputs", "one text"),
+        ({"inputs": ""}, "inputs", "a text or a list of texts"),
+        ({"inputs": []}, "inputs", "a text or a list of texts"),
+        ({"inputs": ["a", ""]}, "inputs", "a text or a list of texts"),
+        ({"inputs": [1, 2]}, "inputs", "a text or a list of texts"),
+        ({"inputs": ["a", "b"], "stream": True}, "stream", "leave stream out"),
+        ({"parameters": {"best_of": 3}}, "best_of", "n gives several sequences"),
+        ({"parameters": {"best_of": True}}, "best_of", "n gives several sequences"),
+        ({"parameters": {"num_beams": 4}}, "num_beams", "use_beam_search"),
+        ({"parameters": {"early_stopping": True}}, "early_stopping", "use_beam_search"),
+        ({"parameters": {"typical_p": 0.9}}, "typical_p", "top_p"),
+        ({"parameters": {"guided_json": {}}}, "guided_json", "structured_outputs"),
+        ({"parameters": {"adapter_id": "a"}}, "adapter_id", "adapters"),
         ({"stream": True, "parameters": {"decoder_input_details": True}}, "decoder_input_details", "leave stream out"),
     ],
 )
@@ -128,18 +145,37 @@ def test_details_of_an_answer() -> None:
         prompt_token_ids=[1],
         logprobs={"tokens": ["<s>", "a", "b"], "token_logprobs": [None, -0.5, -0.25]},
     )
-    tokens = [{"id": 5, "text": "a", "log_prob": -0.5}, {"id": 6, "text": "b", "log_prob": -0.25}]
+    tokens = [
+        {"id": 5, "text": "a", "log_prob": -0.5, "logprob": -0.5},
+        {"id": 6, "text": "b", "log_prob": -0.25, "logprob": -0.25},
+    ]
     details = {
         "finish_reason": "length",
         "generated_tokens": 2,
         "seed": 4,
-        "prefill": [{"id": 1, "text": "<s>", "log_prob": None}],
+        "prefill": [{"id": 1, "text": "<s>", "log_prob": None, "logprob": None}],
         "tokens": tokens,
     }
     assert asked.answer({"choices": [said, said]}) == {
         "generated_text": "ab",
         "details": details | {"best_of_sequences": [{"generated_text": "ab"} | details]},
     }
+
+
+def test_a_list_is_a_batch() -> None:
+    """Each text has its own answer, in the order of the list, with its own sequences, whatever comes first."""
+    texts = ["A ", "B "]
+    asked = Generation.parse({"inputs": texts, "parameters": {"n": 2, "return_full_text": True}})
+    assert asked.body["prompt"] == texts
+    said = [
+        choice(index=at, text=str(at), token_ids=[at], logprobs={"tokens": [str(at)], "token_logprobs": [-1.0]})
+        for at in (3, 0, 2, 1)
+    ]
+    answers = asked.answer({"choices": said})
+    assert [each["generated_text"] for each in answers] == ["A 0", "B 2"]
+    assert [each["details"]["best_of_sequences"][0]["generated_text"] for each in answers] == ["A 1", "B 3"]
+    plain = Generation.parse({"inputs": ["A"]}).answer({"choices": [choice()]})
+    assert plain == [{"generated_text": "ab"}]
 
 
 def test_full_text() -> None:
@@ -235,13 +271,13 @@ def test_counts_of_drafts() -> None:
 
 
 def test_counts_of_blended_tokens() -> None:
-    """Details of an answer have them as the engine's usage; what the prefix cache had is in neither."""
+    """Details of an answer have them as the engine's usage, and how many tokens were cached."""
     counts = {"blend_reused_tokens": 1536, "blend_recomputed_tokens": 48}
     usage = {"completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 128, **counts}}
     said = choice(text="a", token_ids=[1]) | {"logprobs": {"tokens": ["a"], "token_logprobs": [-1.0]}}
     asked = Generation.parse({"inputs": "Say", "parameters": {"details": True}})
     details = asked.answer({"choices": [said], "usage": usage})["details"]
-    assert details.items() >= counts.items() and "cached_tokens" not in details
+    assert {name: details[name] for name in counts} == counts and details["cached_tokens"] == 128
 
 
 @pytest.mark.parametrize("inputs", [None, "", [], ["a", ""], [1], {"a": 1}])

@@ -105,6 +105,33 @@ TOP_LEVEL = ("user", "priority", "session_id", "cache_salt", "kv_transfer_params
 ROUTING = ("prompt_cache_key",)
 """What a router in front reads, and nobody else."""
 
+NEUTRAL: Mapping[str, object] = {
+    "best_of": 1,
+    "num_beams": 1,
+    "num_beam_groups": 1,
+    "num_return_sequences": 1,
+    "typical_p": 1.0,
+    "early_stopping": False,
+    "watermark": False,
+    "no_repeat_ngram_size": 0,
+    "diversity_penalty": 0.0,
+}
+"""Parameters of other servers that this one does not have, with the value at which they change nothing. Clients that
+always send the whole list send these."""
+
+_INSTEAD = {
+    **dict.fromkeys(("best_of", "num_return_sequences"), "n gives several sequences"),
+    **dict.fromkeys(("num_beams", "num_beam_groups", "early_stopping"), "use_beam_search with n searches in beams"),
+    **dict.fromkeys(
+        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar"), "use structured_outputs"
+    ),
+    **dict.fromkeys(("no_repeat_ngram_size", "diversity_penalty"), "use repetition_penalty or frequency_penalty"),
+    "typical_p": "use top_p or min_p",
+    "watermark": "this server marks nothing",
+    "adapter_id": "use adapters",
+}
+"""What does what a parameter of another server is meant for."""
+
 _KNOWN = (*RENAMED, *OWN, *SAME, *RENAMED.values())
 _FIELDS = ("inputs", "parameters", "stream", "adapters", "model", *TOP_LEVEL, *ROUTING)
 
@@ -112,6 +139,7 @@ _FIELDS = ("inputs", "parameters", "stream", "adapters", "model", *TOP_LEVEL, *R
 def engine_parameters(payload: Mapping[str, Any]) -> dict[str, Any]:
     """All parameters of an LMI request under the engine's names, and the two of LMI's own; null counts as not given.
 
+    So does a parameter of another server at the value at which it changes nothing.
     Raises: HttpError 400 that names what is not known or given twice.
     """
     parameters = payload.get("parameters")
@@ -119,12 +147,11 @@ def engine_parameters(payload: Mapping[str, Any]) -> dict[str, Any]:
         parameters = {}
     if not isinstance(parameters, dict):
         raise HttpError(400, f"parameters is {parameters!r:.80}: give an object", param="parameters")
+    parameters = {name: value for name, value in parameters.items() if not _is_neutral(name, value)}
     _refuse_unknown(payload, _FIELDS, "the request has no field")
     _refuse_unknown(parameters, _KNOWN, "there is no parameter")
     given = {name: payload[name] for name in TOP_LEVEL if payload.get(name) is not None}
     for name, value in parameters.items():
-        if value is None:
-            continue
         target = RENAMED.get(name, name)
         if target in given:
             raise HttpError(400, f"{name} is given twice, under two names or in two places: give it once", param=name)
@@ -148,8 +175,13 @@ def flag(given: Mapping[str, Any], name: str) -> bool:
     return value
 
 
+def _is_neutral(name: str, value: object) -> bool:
+    same = NEUTRAL.get(name)
+    return value is None or (same is not None and isinstance(value, bool) == isinstance(same, bool) and value == same)
+
+
 def _refuse_unknown(given: Iterable[str], known: tuple[str, ...], what: str) -> None:
     for name in given:
         if name not in known:
-            hint = did_you_mean(name, known, "leave it out (docs/http.md has the list)")
+            hint = _INSTEAD.get(name) or did_you_mean(name, known, "leave it out (docs/http.md has the list)")
             raise HttpError(400, f"{what} {name!r:.80}: {hint}", param=name)

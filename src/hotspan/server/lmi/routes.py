@@ -233,6 +233,8 @@ class Dialect:
                 said = answer(json.loads(content))
             elif _SHAPES in headers:
                 call.exchange.answer_headers[_SHAPES] = headers[_SHAPES]
+            if isinstance(said, list) and isinstance(said[0], dict):
+                return _content([_json_value(await self._output(call, each)) for each in said])
             return _content(await self._output(call, said))
 
         async def row(said: Payload) -> bytes:
@@ -308,6 +310,11 @@ def _content(said: Any) -> tuple[bytes, str]:
     except ValueError:
         return said.encode(), "text/plain; charset=utf-8"
     return said.encode(), JSON
+
+
+def _json_value(said: Any) -> Any:
+    """One answer of several, as JSON holds it."""
+    return said.decode(errors="replace") if isinstance(said, bytes) else said
 
 
 def _framed(said: Any, kind: str) -> bytes:

@@ -13,14 +13,14 @@ from hotspan.server.lmi.request import engine_parameters, flag
 
 DEFAULT_MAX_NEW_TOKENS = 30
 
-_BLENDED = ("blend_reused_tokens", "blend_recomputed_tokens")
+_COUNTED = ("cached_tokens", "blend_reused_tokens", "blend_recomputed_tokens")
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One LMI request.
+    """One LMI request. A list of texts is a batch, which is answered with a list.
 
     body:           what the engine's completions are asked.
     has_details:    the answer has details, in a stream its last row.
@@ -30,7 +30,7 @@ class Generation:
     """
 
     body: Json
-    inputs: str
+    inputs: str | list[str]
     is_stream: bool = False
     has_details: bool = False
     has_full_text: bool = False
@@ -41,11 +41,14 @@ class Generation:
     @classmethod
     def parse(cls, payload: Mapping[str, Any]) -> "Generation":
         """What a request in LMI's schema asks for. Raises: HttpError 400 that names the parameter."""
-        inputs = payload.get("inputs")
-        if not isinstance(inputs, str) or not inputs:
-            raise HttpError(400, f"inputs is {inputs!r:.80}: give one text, not empty", param="inputs")
+        inputs: Any = payload.get("inputs")
+        _check_texts(inputs)
         given = engine_parameters(payload)
         is_stream = flag(payload, "stream")
+        if is_stream and isinstance(inputs, list):
+            raise HttpError(
+                400, "a list of texts can't be streamed: leave stream out, or send one text", param="stream"
+            )
         has_details, has_full_text = flag(given, "details"), flag(given, "echo")
         has_prefill = _wants_prefill(given)
         if has_prefill and is_stream:
@@ -81,21 +84,17 @@ class Generation:
             stop_token_ids=stop_token_ids,
         )
 
-    def answer(self, completion: Json) -> Json:
-        """The answer in LMI's schema, of the engine's completion."""
-        first, *others = completion["choices"]
-        answer: Json = {"generated_text": self.text(first["text"])}
-        if self.has_details:
-            answer["details"] = self._details(first) | _counts(completion)
-            if others:
-                answer["details"]["best_of_sequences"] = [
-                    {"generated_text": self.text(choice["text"]), **self._details(choice)} for choice in others
-                ]
-        return answer
+    def answer(self, completion: Json) -> Any:
+        """The answer in LMI's schema, of the engine's completion; one for each text of a list."""
+        choices = sorted(completion["choices"], key=lambda choice: int(choice["index"]))
+        if isinstance(self.inputs, str):
+            return self._answer(self.inputs, choices, _counts(completion))
+        each = len(choices) // len(self.inputs)
+        return [self._answer(text, choices[each * at : each * (at + 1)], {}) for at, text in enumerate(self.inputs)]
 
-    def text(self, generated: str) -> str:
+    def text(self, inputs: str, generated: str) -> str:
         """The text that is answered."""
-        return self.inputs + generated if self.has_full_text else generated
+        return inputs + generated if self.has_full_text else generated
 
     def finish_reason(self, choice: Json) -> str | None:
         """The finish reason in LMI's terms."""
@@ -105,6 +104,18 @@ class Generation:
         if isinstance(stop, str) or stop in self.stop_token_ids:
             return "stop_sequence"
         return "eos_token"
+
+    def _answer(self, inputs: str, choices: Sequence[Json], counts: Json) -> Json:
+        """The answer to one text, with what was counted for it."""
+        first, *others = choices
+        answer: Json = {"generated_text": self.text(inputs, first["text"])}
+        if self.has_details:
+            answer["details"] = self._details(first) | counts
+            if others:
+                answer["details"]["best_of_sequences"] = [
+                    {"generated_text": self.text(inputs, choice["text"]), **self._details(choice)} for choice in others
+                ]
+        return answer
 
     def _details(self, choice: Json) -> Json:
         ids = choice["token_ids"]
@@ -152,7 +163,7 @@ class Rows:
             token["text"] = piece
         rows = [{"index": choice["index"], "token": token, "generated_text": None, "details": None} for token in tokens]
         if choice.get("finish_reason") is not None:
-            rows[-1]["generated_text"] = self._generation.text("".join(told.texts))
+            rows[-1]["generated_text"] = self._generation.text(str(self._generation.inputs), "".join(told.texts))
             if self._generation.has_details:
                 rows[-1]["details"] = self._details(choice, told) | _counts(chunk)
         return rows
@@ -180,12 +191,18 @@ def pieces(tokens: Sequence[str], text: str) -> list[str]:
     return [*cut, text[at:]] if tokens else []
 
 
-def embeddings_body(payload: Mapping[str, Any]) -> Json:
-    """The body for the engine's /v1/embeddings. Raises: HttpError 400."""
-    inputs = payload.get("inputs")
+def _check_texts(inputs: object) -> list[Any]:
+    """The texts of a request. Raises: HttpError 400."""
     texts = inputs if isinstance(inputs, list) else [inputs]
     if not texts or not all(isinstance(text, str) and text for text in texts):
         raise HttpError(400, f"inputs is {inputs!r:.80}: give a text or a list of texts, not empty", param="inputs")
+    return texts
+
+
+def embeddings_body(payload: Mapping[str, Any]) -> Json:
+    """The body for the engine's /v1/embeddings. Raises: HttpError 400."""
+    inputs = payload.get("inputs")
+    texts = _check_texts(inputs)
     parameters = payload.get("parameters") or {}
     known = {"dimensions": "dimensions", "truncate": "truncate_prompt_tokens", "normalize": "use_activation"}
     unknown = parameters.keys() - known.keys() if isinstance(parameters, dict) else {"parameters"}
@@ -203,10 +220,10 @@ def embeddings_answer(inputs: object, answered: Json) -> list[Any]:
 
 
 def _counts(answered: Json) -> Json:
-    """Counts of drafted tokens of all sequences that have ended, and of blended ones; nothing without either."""
+    """Counts of cached tokens, and of drafted and blended ones where there are any; of all sequences together."""
     usage = answered.get("usage") or {}
     details = {**(usage.get("completion_tokens_details") or {}), **(usage.get("prompt_tokens_details") or {})}
-    return {name: count for name, count in details.items() if name.endswith("_prediction_tokens") or name in _BLENDED}
+    return {name: count for name, count in details.items() if name.endswith("_prediction_tokens") or name in _COUNTED}
 
 
 def _wants_prefill(given: Json) -> bool:
@@ -228,4 +245,5 @@ def _tokens(ids: Sequence[int], logprobs: Mapping[str, Any] | None) -> list[Json
 
 
 def _token(number: int | None, text: str, logprob: float | None) -> Json:
-    return {"id": number, "text": text, "log_prob": logprob}
+    """`log_prob` is the name of LMI's rolling batch, `logprob` that of its async handler, the default since v17."""
+    return {"id": number, "text": text, "log_prob": logprob, "logprob": logprob}
