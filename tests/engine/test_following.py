@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
+from hotspan.core.credentials import log_name
 from hotspan.core.errors import ConfigError
 from hotspan.core.terms import Scope, tag_labels, tenant_label
 from hotspan.core.types import Tier
@@ -63,6 +64,15 @@ def of(tenant: str, tag: str | None = None) -> Scope:
 def as_(tenant: str, *tags: str) -> dict[str, dict[str, Any]]:
     """What the server says of a tenant's request."""
     return {"hotspan": {"tenant": tenant, "tags": list(tags)}}
+
+
+def test_which_log_is_read_and_how_far(engine: Core, another: Another) -> None:
+    """What an engine says of its log has been done in its own tiers, also while it idles."""
+    before = engine.administer(do="log")["log"]
+    another.invalidates(of("nobody"))
+    after = engine.administer(do="log")["log"]
+    assert after["name"] == before["name"] == log_name(engine.follower.position.epoch.hex())
+    assert after["generation"] == before["generation"] + 1 == engine.follower.applied
 
 
 def test_it_binds_the_next_request(engine: Core, another: Another) -> None:

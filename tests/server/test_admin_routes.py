@@ -5,13 +5,14 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from hotspan.config.settings import CacheOptions, EncryptionSettings
+from hotspan.config.settings import CacheOptions, EncryptionSettings, L2Settings
 from hotspan.config.tenants import Tenants
 from hotspan.core.errors import EngineError
 from hotspan.core.terms import tenant_label
 from hotspan.server.admin import CacheAdmin, admin_router, merged
 from hotspan.server.policy import Gate, access_table
 from hotspan.server.principal import Credentials
+from hotspan.testing.clock import SimulatedClock
 
 from .asgi import Reply, call
 from .test_principal import ADMIN_TOKEN, known
@@ -368,3 +369,25 @@ def test_stats_have_names() -> None:
     (replica,) = ask(engine, "GET", "/hotspan/cache").json["replicas"]
     assert [text["tenant"] for text in replica["texts"]] == ["acme", "00000000000000ff"]
     assert replica["tiers"]["ram"]["tenants"] == replica["hit_tokens"] == {"acme": 5, "00000000000000ff": 1}
+
+
+async def test_which_log_is_read_is_asked_until_it_is_known() -> None:
+    """Of all engine cores the one that has read least counts; without an L2, or while the engine says nothing, None."""
+    settings = CacheOptions(ram_gib=1).settings()
+    silent = FakeEngine(fails=EngineError("gone"))
+    assert await CacheAdmin(silent, settings, Tenants()).log(is_asked=True) is None and not silent.asked
+    object.__setattr__(settings, "l2", L2Settings("redis://l2"))
+    clock = SimulatedClock()
+    admin = CacheAdmin(silent, settings, Tenants(), clock=clock)
+    assert await admin.log() is None and silent.asked == [{"do": "log"}]
+    assert await admin.log() is None and len(silent.asked) == 1, "not at each health check"
+    clock.advance(1.0)
+    assert await admin.log(is_asked=True) is None
+    clock.advance(1.0)
+    silent.fails, silent.answers = None, [{"log": {"name": "a", "generation": at}} for at in (9, 7, 8)]
+    assert await admin.log(is_asked=True) == {"name": "a", "generation": 7}
+    assert await admin.log() == {"name": "a"} and len(silent.asked) == 3
+    assert await admin.log(is_asked=True) == {"name": "a", "generation": 7} and len(silent.asked) == 3, "just asked"
+    clock.advance(1.0)
+    silent.answers = [{"log": None}, {"log": {"name": "a", "generation": 9}}]
+    assert await admin.log(is_asked=True) is None, "one core has not read it yet"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hotspan.core.types import MIB
-from hotspan.http.bodies import MAX_TEXT_BYTES
+from hotspan.http.bodies import LOG, MAX_TEXT_BYTES
 from hotspan.http.json_size import DEFAULT_LIMIT
 from hotspan.http.paths import AUDIO, BY_NAME, INVOCATIONS, PIN, PREFETCH, STATELESS, WARM, WARM_UP, WORK
 from hotspan.server.front import PING
@@ -98,3 +98,17 @@ async def test_a_health_check_tells_the_limit() -> None:
     for limit, told in ((LIMIT, LIMIT.bytes), (BodyLimit(), None)):
         async with client(front(FakeEngine(), plugs={"body_limit": limit})) as http:
             assert (await http.get(PING)).json().get(MAX_TEXT_BYTES) == told
+
+
+async def test_a_health_check_tells_the_log_and_if_asked_how_far_it_is_read() -> None:
+    """To routers, which know then who follows an invalidation that did not reach it, and when it has."""
+    asked = []
+
+    async def log(*, is_asked: bool) -> dict[str, Any] | None:
+        asked.append(is_asked)
+        return {"name": "a"} | ({"generation": 7} if is_asked else {})
+
+    async with client(front(FakeEngine(), plugs={"log": log})) as http:
+        assert (await http.get(PING)).json()[LOG] == {"name": "a"}
+        assert (await http.get(f"{PING}?{LOG}")).json()[LOG] == {"name": "a", "generation": 7}
+    assert asked == [False, True]

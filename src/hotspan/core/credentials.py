@@ -9,6 +9,11 @@ def key_digest(key: str | bytes) -> bytes:
     return hashlib.sha256(key.encode(errors="backslashreplace") if isinstance(key, str) else key).digest()
 
 
+def log_name(epoch: str) -> str:
+    """What the log of a shared L2 is called where anybody may read it. epoch: its random name, in hexadecimal."""
+    return key_digest(f"log of an L2\0{epoch}").hex()[:16]
+
+
 def shown_keys(headers: Mapping[str, str]) -> Iterator[bytes]:
     """The keys that a request shows: first `Authorization: Bearer`, then `X-Api-Key`.
 

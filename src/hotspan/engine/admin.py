@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hotspan.core.clock import Clock
+from hotspan.core.credentials import log_name
 from hotspan.core.terms import DEFAULT_TENANT, Scope, adapter_label, tag_labels, tenant_label
 from hotspan.core.types import Tier
 from hotspan.engine.adapters import registered_name
@@ -101,10 +102,12 @@ class Administrator:
             follower.on_foreign = self._calls.knock
 
     def do(self, command: Mapping[str, Any]) -> "Answer | Future[Answer]":
-        """Carry out one command: stats, invalidate, prefetch, pin, check, shred or rotate."""
+        """Carry out one command: stats, log, invalidate, prefetch, pin, check, shred or rotate."""
         verb = command["do"]
         if verb == "stats":
             return self._stats()
+        if verb == "log":
+            return self._log()
         if verb == "invalidate":
             return self._invalidate(command)
         if verb == "prefetch":
@@ -204,6 +207,13 @@ class Administrator:
         if follower is None or not follower.is_shared or follower.position is None:
             return None
         return follower.position.epoch.hex()
+
+    def _log(self) -> Answer:
+        """Which log is read here, if it is shared, and up to which generation this engine has done what it says."""
+        store = self._shared_store()
+        self.follow()
+        applied = self._follower.applied if self._follower is not None else 0
+        return {"log": None if store is None else {"name": log_name(store), "generation": applied}}
 
     def _invalidate(self, command: Mapping[str, Any]) -> "Future[Answer]":
         """What one command names, or each of its batch, as one invalidation with one receipt."""

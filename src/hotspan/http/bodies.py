@@ -13,6 +13,7 @@ from hotspan.http.errors import HttpError
 from hotspan.http.exchange import Exchange
 
 MAX_TEXT_BYTES = "max_text_bytes"
+LOG = "log"
 """In the answer to a health check: how large a body may be whose prompt is text."""
 
 

@@ -89,8 +89,13 @@ class Access:
         if not self._keys or (is_admin and self._admin_token is None):
             self._hosts.check(exchange.headers.get("host", ""))
 
-    def check_client(self, exchange: Exchange) -> None:
-        """Raise HttpError 401 if keys are needed and the request shows none of them."""
+    def check_client(self, exchange: Exchange, *, or_admin: bool = False) -> None:
+        """Raise HttpError 401 if keys are needed and the request shows none of them.
+
+        or_admin: the admin token will do, for what replicas take from the administrator.
+        """
+        if or_admin and self._shows_token(exchange):
+            return
         if self._keys and not self.owner(exchange.headers):
             message = "this router needs a valid API key: send `Authorization: Bearer KEY`"
             raise HttpError(401, message, code="invalid_api_key")
@@ -107,10 +112,15 @@ class Access:
                 message = "administration is for this machine only: start the router with --admin-token-file"
                 raise HttpError(403, message, code="permission_denied")
             return
-        wanted = key_digest(self._admin_token)
-        if not any(hmac.compare_digest(key_digest(shown), wanted) for shown in shown_keys(exchange.headers)):
+        if not self._shows_token(exchange):
             message = "this is for the administrator: send `Authorization: Bearer ADMIN_TOKEN`"
             raise HttpError(401, message, code="invalid_api_key")
+
+    def _shows_token(self, exchange: Exchange) -> bool:
+        if self._admin_token is None:
+            return False
+        wanted = key_digest(self._admin_token)
+        return any(hmac.compare_digest(key_digest(shown), wanted) for shown in shown_keys(exchange.headers))
 
 
 def _is_local(exchange: Exchange) -> bool:

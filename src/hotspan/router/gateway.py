@@ -187,7 +187,7 @@ class Gateway:
             exchange.check(self._decisive, MAX_HEAD_BYTES)
             self._access.check_host(exchange, is_admin=route in (Route.ADMIN, Route.METRICS))
             if route in (Route.WORK, Route.ONE, Route.ALL, Route.PREFETCH, Route.WARM):
-                self._access.check_client(exchange)
+                self._access.check_client(exchange, or_admin=route is Route.ALL)
             outcome = await _ANSWERS[route](self, exchange)
         except ClientGone:
             outcome = "gone"
@@ -236,7 +236,7 @@ class Gateway:
             await self.shadows.forget()
         # Those that are up come first: the first is asked before the others.
         names = sorted(self._replicas, key=lambda name: name not in self.fleet.up)
-        outcome = "complete" if await fan_out(self._upstream, names, exchange, body) else "incomplete"
+        outcome = "complete" if await fan_out(self._upstream, self.health, names, exchange, body) else "incomplete"
         self._metrics.fan_outs[outcome,] += 1
         return outcome
 

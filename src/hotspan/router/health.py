@@ -18,7 +18,7 @@ import orjson
 
 from hotspan.core.breaker import Breaker, BreakerState
 from hotspan.core.clock import Clock
-from hotspan.http.bodies import MAX_TEXT_BYTES
+from hotspan.http.bodies import LOG, MAX_TEXT_BYTES
 from hotspan.http.upstream import BrokenError, UnreachedError, Upstream
 from hotspan.router.settings import HealthSettings
 
@@ -50,6 +50,7 @@ class ReplicaHealth:
     is_drained:    the operator wants no requests there. failed_checks: since the start.
     parts:         of responses that came from it.
     text_bytes:    how large it takes bodies whose prompt is text; None if it does not tell.
+    log:           the name of the log of a shared L2 that it reads, as it told last; None if it reads none.
     """
 
     def __init__(
@@ -73,11 +74,13 @@ class ReplicaHealth:
         self.failed_checks = 0
         self.parts = 0
         self.text_bytes: int | None = None
+        self.log: str | None = None
+        self._to_read = 0
 
     @property
     def can_take(self) -> bool:
         """Whether a request may go there."""
-        return self.health is HealthState.UP and not self.is_drained and self.breaker.can_take
+        return self.health is HealthState.UP and not self.is_drained and not self._to_read and self.breaker.can_take
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -130,6 +133,11 @@ class ReplicaHealth:
         logger.warning("replica_%s replica=%s by=%s", "drained" if is_drained else "resumed", self._name, by)
         self._changed()
 
+    def must_read(self, generation: int) -> None:
+        """An invalidation did not reach it: it gets no requests until it has done what its log says up to there."""
+        self._to_read = max(self._to_read, generation)
+        self._changed()
+
     # -- checks --------------------------------------------------------------------------------------------------------
 
     async def run(self, upstream: Upstream) -> None:
@@ -152,10 +160,13 @@ class ReplicaHealth:
     async def check(self, upstream: Upstream) -> None:
         """Ask the replica once."""
         before, path, within_s = self.health, self._settings.path, self._settings.answer_s
+        path += f"?{LOG}" if self._to_read else ""
         try:
             status, said = await upstream.fetch(self._name, path, within_s=within_s, max_bytes=_MAX_BYTES)
             is_well, why = status == HTTPStatus.OK, str(status)
             answer = _parsed(said)
+            if is_well and not self._has_read(answer.get(LOG)):
+                is_well, why = False, f"it has not read the L2's log up to generation {self._to_read} yet"
             is_draining = str(answer.get("status", "")).lower() == "draining"
             self.checked(is_well=is_well, is_draining=is_draining and not is_well)
             if is_well:
@@ -185,6 +196,18 @@ class ReplicaHealth:
             if towards is HealthState.UP:
                 self.breaker.half_open()
             self.health, self._row = towards, 0
+
+    def _has_read(self, told: Any) -> bool:
+        """Take over what it tells of its log; whether it has read what it must.
+
+        One that reads another log now has forgotten all that it had (l2/follower.py does so when a log is replaced).
+        """
+        name, read = (told.get("name"), told.get("generation")) if isinstance(told, dict) else (None, None)
+        is_behind = name == self.log and not (type(read) is int and read >= self._to_read)
+        if self._to_read and (name is None or is_behind):
+            return False
+        self.log, self._to_read = name if isinstance(name, str) else None, 0
+        return True
 
     # -- inside --------------------------------------------------------------------------------------------------------
 

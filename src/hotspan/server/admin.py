@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hotspan.config.settings import CacheSettings
 from hotspan.config.tenants import Tenants
+from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import EngineError
 from hotspan.core.terms import DEFAULT_TENANT, tenant_label
 from hotspan.core.trace import BLOCK_RANGE, BLOCK_TOKENS
@@ -25,6 +26,10 @@ from hotspan.server.invalidation import Invalidation, Invalidations, Name, check
 from hotspan.server.principal import Principal, current_principal
 from hotspan.server.sizes import TextLimit
 from hotspan.server.turns import Turns
+
+LOG_S, _LOG_EVERY_S, _LOG_REST_S = 1.0, 10.0, 0.1
+"""How long a health check waits for the engine to say how far it has read the log; how often it asks which log that is,
+until it is known; how old an answer may be, since anybody may ask."""
 
 DURABLE_S = 10.0
 """How long a request waits for its invalidation to be durable."""
@@ -72,7 +77,9 @@ class CacheAdmin:
         cache: CacheSettings | None,
         tenants: Tenants,
         adapters: AdapterRegistry | None = None,
+        clock: Clock | None = None,
     ) -> None:
+        self._clock = clock or SystemClock()
         self._engine = engine
         self._adapters = adapters
         self._cache = cache
@@ -80,6 +87,8 @@ class CacheAdmin:
         names = {DEFAULT_TENANT, *tenants.names}
         self._texts = Turns(_TEXTS_AT_ONCE, len(tenants.tenants) + 2, _MAX_TEXTS, for_urgent=1)
         self._text_limit = TextLimit(engine.max_tokens, engine.max_chars)
+        self._log: Json | None = None
+        self._log_asked_s = -_LOG_EVERY_S
         self.holders: list[Callable[[Sequence[Json]], Awaitable[None]]] = []
         self._names = {f"{tenant_label(name):016x}": name for name in names}
 
@@ -93,6 +102,24 @@ class CacheAdmin:
         for text in (text for replica in replicas for text in replica["texts"]):
             text["tenant"] = self._names.get(text["tenant"], text["tenant"])
         return {"replicas": replicas}
+
+    async def log(self, *, is_asked: bool = False) -> Json | None:
+        """Which log of a shared L2 the engine reads, `{"name": ..}`; None for none, and while it is not known.
+
+        is_asked: also up to which `generation` it has forgotten what the log says, as of now.
+        """
+        now_s = self._clock.monotonic()
+        if self._cache is None or self._cache.l2 is None:
+            return None
+        if is_asked and now_s - self._log_asked_s < _LOG_REST_S:
+            return self._log
+        if is_asked or (self._log is None and now_s - self._log_asked_s >= _LOG_EVERY_S):
+            self._log_asked_s = now_s
+            with contextlib.suppress(TimeoutError, HttpError):
+                logs = [each["log"] for each in await self.ask({"do": "log"}, LOG_S)]
+                self._log = min(logs, key=lambda log: int(log["generation"])) if all(logs) else None
+                return self._log
+        return None if self._log is None else {"name": self._log["name"]}
 
     async def check(self) -> Json:
         """Read and verify everything on disk; corrupt chunks are quarantined. Takes as long as reading all of it."""

@@ -4,7 +4,7 @@ client -> Gate (policy.py) -> Front: Admission -> Dialect -> the engine's app
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from starlette.routing import BaseRoute
@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from hotspan.config.server_settings import Compat, ServerSettings
 from hotspan.formatters import Formatters
-from hotspan.http.bodies import MAX_TEXT_BYTES
+from hotspan.http.bodies import LOG, MAX_TEXT_BYTES
 from hotspan.http.connections import HttpLimits
 from hotspan.http.errors import RETRY_S
 from hotspan.http.exchange import JSON, Exchange
@@ -52,6 +52,7 @@ class Front:
     illness:      why health checks are 503; None while they are not.
     text_limit:   of texts that are tokenised or rendered only; None has none.
     body_limit:   of bodies that are a prompt.
+    log:          which log of a shared L2 is read; with `is_asked`, also how far.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Front:
         forget: Forget | None = None,
         text_limit: TextLimit | None = None,
         body_limit: BodyLimit = ANY_BODY,
+        log: Callable[..., Awaitable[Mapping[str, Any] | None]] | None = None,
     ) -> None:
         """Raises: ConfigError if the directory of sessions can't be used."""
         sessions = None
@@ -82,6 +84,7 @@ class Front:
         self._illness = illness
         self._text_limit = text_limit
         self._body_limit = body_limit
+        self._log = log
         self._dialect = Dialect(
             app,
             base_names=tuple(dict.fromkeys((*names, *LMI_NAMES))),
@@ -135,6 +138,9 @@ class Front:
             await tell_health(exchange, STALLED, self._compat, RETRY_S, reason=reason)
         else:
             told: dict[str, Any] = {} if self._body_limit.bytes is None else {MAX_TEXT_BYTES: self._body_limit.bytes}
+            is_asked = exchange.scope["query_string"] == LOG.encode()
+            if self._log is not None and (log := await self._log(is_asked=is_asked)) is not None:
+                told[LOG] = log
             await tell_health(exchange, status, self._compat, RETRY_S, **told)
 
 

@@ -138,12 +138,12 @@ async def _serve(
                 stack.enter_context(pinned_adapters(arguments, copies_directory(options.server)))
                 engine = await stack.enter_async_context(launch(arguments, guard, aftermath))
                 registry = await open_adapters(engine, options, formatters)
-                warming = await _warmed(engine, options, registry)
+                warming, admin = await _warmed(engine, options, registry)
             if formatters is not None:
                 formatters.tokenizer = engine.tokenizer
             computes = ProcessorTime() if engine.computes_on_cpu else None
             liveness = Liveness(engine, options.server.step_timeout_s, computes)
-            front = _front(engine, options, registry, formatters, liveness)
+            front = _front(engine, options, registry, formatters, liveness, admin)
             warming.attach(front, front.admission)
             stack.push_async_callback(warming.close)
             ready = partial(_ready_line, options, entrance.listeners[0], started)
@@ -180,10 +180,13 @@ def use_fair_queueing(arguments: Namespace, options: ServeOptions) -> bool:
     return True
 
 
-async def _warmed(engine: "Engine", options: ServeOptions, registry: AdapterRegistry | None) -> Warming:
+async def _warmed(
+    engine: "Engine", options: ServeOptions, registry: AdapterRegistry | None
+) -> tuple[Warming, CacheAdmin]:
     """Add hotspan's routes to the engine's, and compute a first text.
 
-    Returns: what computes texts before their first request; it has routes only where there is a cache for them.
+    Returns: what computes texts before their first request, which has routes only where there is a cache for them; what
+    administers the cache.
     """
     is_open = options.server.client_adapters is not None
     engine.app.include_router(adapter_router(registry, engine.names, is_open=is_open))
@@ -194,12 +197,12 @@ async def _warmed(engine: "Engine", options: ServeOptions, registry: AdapterRegi
     )
     admin.holders.append(warming.forget)
     if engine.is_embedding:
-        return warming
+        return warming, admin
     if options.cache is not None:
         engine.app.include_router(warming_router(warming))
     loaded = await engine.warm(options.cache.chunk_tokens if options.cache is not None else 0)
     logger.info("load_path_warmed tokens=%d", loaded)
-    return warming
+    return warming, admin
 
 
 def _front(
@@ -208,6 +211,7 @@ def _front(
     registry: AdapterRegistry | None,
     formatters: Formatters | None,
     liveness: Liveness,
+    admin: CacheAdmin,
 ) -> Front:
     return Front(
         engine.app,
@@ -222,6 +226,7 @@ def _front(
         forget=_forget(engine) if options.cache is not None else None,
         text_limit=TextLimit(engine.max_tokens, engine.max_chars),
         body_limit=_body_limit(engine, options.server.max_text_bytes),
+        log=admin.log,
     )
 
 
