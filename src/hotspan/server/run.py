@@ -185,8 +185,7 @@ async def _warmed(
 ) -> tuple[Warming, CacheAdmin]:
     """Add hotspan's routes to the engine's, and compute a first text.
 
-    Returns: what computes texts before their first request, which has routes only where there is a cache for them; what
-    administers the cache.
+    Returns: what computes texts before their first request (routed where there is a cache), what administers the cache.
     """
     is_open = options.server.client_adapters is not None
     engine.app.include_router(adapter_router(registry, engine.names, is_open=is_open))
