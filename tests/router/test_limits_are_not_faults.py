@@ -157,11 +157,10 @@ class _Answer:
 
 ILL = {
     "server/admission.py": 2,  # it stops
-    "server/admin.py": 1,  # the engine gave an error
+    "server/admin.py": 4,  # the engine gave an error; a session's texts could not be forgotten (3)
     "server/control_app.py": 1,  # the engine gave an error, or none in time
     "server/exchange.py": 1,  # the engine makes no step
     "server/warming.py": 1,  # it has not started
-    "server/run.py": 3,  # a session's texts could not be forgotten
     "server/loading.py": 1,  # the only model loads
     "server/adapters/loader.py": 1,  # the engine has stopped
     "router/gateway.py": 2,  # no replica is up; the router stops

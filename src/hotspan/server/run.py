@@ -14,7 +14,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -29,7 +29,6 @@ from hotspan.core.threads import go_on
 from hotspan.core.types import GIB
 from hotspan.formatters import Formatters, load_formatters
 from hotspan.http.connections import HttpLimits, raise_file_limit
-from hotspan.http.errors import HttpError
 from hotspan.http.options import check_tls, leave_out, tls_options, with_cors
 from hotspan.http.serving import DrainingServer, uvicorn_config
 from hotspan.plan.tiers import Extent
@@ -38,8 +37,9 @@ from hotspan.server.adapters.opening import copies_directory, copies_swept, open
 from hotspan.server.adapters.registry import AdapterRegistry
 from hotspan.server.adapters.routes import adapter_router
 from hotspan.server.adapters.snapshots import pinned_adapters
-from hotspan.server.admin import DURABLE_S, CacheAdmin, admin_router
+from hotspan.server.admin import CacheAdmin, admin_router, forget_sessions
 from hotspan.server.entrance import Entrance, open_entrance
+from hotspan.server.faults import name_faults
 from hotspan.server.front import Front
 from hotspan.server.hardening import (
     REDIRECTS,
@@ -50,7 +50,6 @@ from hotspan.server.hardening import (
     hardened,
 )
 from hotspan.server.liveness import Liveness, ProcessorTime
-from hotspan.server.lmi.routes import Forget
 from hotspan.server.loading import answering_while_loading, loading_within
 from hotspan.server.options import (
     ServeOptions,
@@ -124,10 +123,13 @@ async def _serve(
     elif options.extent is not None and options.cache is not None:
         options = _planned(options, arguments, options.extent)
     add_cache(arguments, options.cache)
-    is_cached = options.cache is not None
     order = FairOrder() if use_fair_queueing(arguments, options) else None
     guard = RequestGuard(
-        current_tenant, current_held_since_s, is_isolated=options.is_isolated, is_cached=is_cached, order=order
+        current_tenant,
+        current_held_since_s,
+        is_isolated=options.is_isolated,
+        is_cached=options.cache is not None,
+        order=order,
     )
     formatters = _formatters(options.server, has_lora=bool(arguments.enable_lora))
     registry: AdapterRegistry | None = None
@@ -187,8 +189,10 @@ async def _warmed(
 
     Returns: what computes texts before their first request (routed where there is a cache), what administers the cache.
     """
-    is_open = options.server.client_adapters is not None
-    engine.app.include_router(adapter_router(registry, engine.names, is_open=is_open))
+    name_faults(engine.app)
+    engine.app.include_router(
+        adapter_router(registry, engine.names, is_open=options.server.client_adapters is not None)
+    )
     admin = CacheAdmin(engine, options.cache, options.tenants, registry)
     engine.app.include_router(admin_router(admin))
     warming = Warming(
@@ -222,7 +226,7 @@ def _front(
         illness=lambda: liveness.reason,
         adapters=registry,
         formatters=formatters,
-        forget=_forget(engine) if options.cache is not None else None,
+        forget=forget_sessions(engine) if options.cache is not None else None,
         text_limit=TextLimit(engine.max_tokens, engine.max_chars),
         body_limit=_body_limit(engine, options.server.max_text_bytes),
         log=admin.log,
@@ -247,7 +251,7 @@ async def _answer(
     """Serve until a signal to stop. Raises: EngineError if the engine died meanwhile."""
     app = with_cors(entrance.gate(front), vars(arguments))
     config = _uvicorn(app, arguments, options.limits)
-    server = DrainingServer(config, front.admission, arguments.shutdown_timeout, ready)
+    server = engine.app.state.server = DrainingServer(config, front.admission, arguments.shutdown_timeout, ready)
     watch = asyncio.create_task(go_on("watch", lambda: _watch(server, engine)))
     live = asyncio.create_task(go_on("liveness", liveness.watch))
     try:
@@ -301,25 +305,6 @@ def _formatters(server: ServerSettings, *, has_lora: bool) -> Formatters | None:
     if server.formatters is None and not has_lora:
         return None
     return load_formatters(server.formatters, {}, is_secure=server.secure, timeout_s=server.formatter_timeout_s)
-
-
-def _forget(engine: "Engine") -> Forget:
-    """A function that invalidates the chunks of a session."""
-
-    async def forget(session: str, tenant: str) -> None:
-        what: dict[str, Any] = {"session": session, "tags": [], "adapter": None, "model": False}
-        try:
-            receipts = await engine.administer({"do": "invalidate", "tenant": tenant} | what, DURABLE_S)
-        except TimeoutError as error:
-            message = f"the session is open: the engine did not forget it within {DURABLE_S:g} s: close it again"
-            raise HttpError(503, message) from error
-        except EngineError as error:
-            raise HttpError(503, f"the session is open: {error}: close it again") from error
-        if not all(receipt.get("is_durable") for receipt in receipts):
-            message = "the session is open: what was cached of it might be found after a restart: close it again"
-            raise HttpError(503, message)
-
-    return forget
 
 
 def _planned(options: ServeOptions, arguments: Namespace, extent: Extent) -> ServeOptions:
