@@ -75,3 +75,40 @@ def test_keys_go_with_a_directory(given: dict[str, Any]) -> None:
     """A key-encryption key needs its key store, and both need --disk."""
     with pytest.raises(ConfigError, match="--kek and --key-store go"):
         CheckOptions(**given)
+
+
+def behind_a_router(body: Any) -> dict[str, Any]:
+    down = {"replica": "http://b", "status": 503, "body": {"error": "no answer"}}
+    rows = [{"replica": "http://a", "status": 200, "body": body}, down]
+    return {"is_complete": True, "replicas": rows, "follows": ["http://b"]}
+
+
+def test_a_router_is_asked_like_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each replica said is shown under its name, and who follows later."""
+    receipt = {"removed": {"ram_chunks": 1}, "requests_in_flight": 0, "receipt": "r", "replicas": ["core-0"]}
+    answers = {
+        "/hotspan/cache": {"replicas": [{"replica": "core-0", "is_encrypted": False, "tiers": {}}]},
+        "/hotspan/cache/invalidate": receipt,
+    }
+
+    def said(self: admin_client.Admin, path: str, *rest: Any) -> Any:
+        return behind_a_router(answers[path])
+
+    monkeypatch.setattr(admin_client.Admin, "get", said)
+    monkeypatch.setattr(admin_client.Admin, "post", said)
+    status, output = run("stats", "--server", "http://router")
+    assert status == 0 and "http://a core-0: not encrypted" in output
+    status, output = run("invalidate", "--tag", "a", "--server", "http://router")
+    assert status == 0 and "http://a:" in output and "receipt r" in output and "http://b is down" in output
+
+
+@pytest.mark.parametrize("answer", [{}, {"data": []}, [], {"replicas": [1]}, {"replicas": [{}]}, {"replicas": None}])
+@pytest.mark.parametrize("words", [("stats",), ("check",), ("invalidate", "--tag", "a")])
+def test_what_is_no_answer_of_hotspans_is_said(
+    words: tuple[str, ...], answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program's JSON at --server is an error that says so, whatever it is."""
+    monkeypatch.setattr(admin_client.Admin, "get", lambda self, path, *rest: answer)
+    monkeypatch.setattr(admin_client.Admin, "post", lambda self, path, *rest: answer)
+    status, output = run(*words, "--server", "http://x:1")
+    assert status == 2 and "does not answer as hotspan does" in output

@@ -6,7 +6,7 @@ import socket
 import struct
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from email.message import Message
 from http.client import HTTPException
@@ -20,6 +20,7 @@ from hotspan.config.options import option
 from hotspan.config.secrets import is_token
 from hotspan.core.addresses import is_loopback
 from hotspan.core.errors import ConfigError, RefusedError
+from hotspan.http.local import open_url
 from hotspan.http.unix import UnixConnection
 
 _EXAMPLE = "http://127.0.0.1:8080"
@@ -83,18 +84,15 @@ class Admin:
         handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
         if address.startswith(SCHEME):
             shown, base = address, "http://localhost"
-            handlers += [urllib.request.ProxyHandler({}), _UnixHandler(_path(address))]
+            handlers.append(_UnixHandler(_path(address)))
         else:
             url = _url(address)
             shown = base = f"{url.scheme}://{url.netloc}{url.path.rstrip('/')}"
-            is_local = is_loopback(url.hostname or "")
-            token = self._token(url, is_local)
-            if is_local:
-                handlers.append(urllib.request.ProxyHandler({}))
+            token = self._token(url, is_loopback(url.hostname or ""))
         headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
         request = urllib.request.Request(base + path, data, headers, method=method)
         try:
-            with urllib.request.build_opener(*handlers).open(request, timeout=timeout_s) as answer:
+            with open_url(request, timeout_s, *handlers) as answer:
                 return read(answer)
         except urllib.error.HTTPError as error:
             body = _json(error)
@@ -115,6 +113,20 @@ class Admin:
         if token or not is_local:  # a token of this host is nothing that another one should see
             return token
         return find_token(url.port or (443 if url.scheme == "https" else 80), surroundings)
+
+
+@contextlib.contextmanager
+def said_by_each(address: str, answer: Any) -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """A block that reads what a server answered: its answer under "", or that of each replica behind a router.
+
+    Raises: ConfigError if the answer has not what the block reads: no server of hotspan's gave it.
+    """
+    try:
+        rows = answer["replicas"]
+        is_router = bool(rows) and isinstance(rows[0], dict) and "body" in rows[0]
+        yield [(row["replica"], row["body"]) for row in rows if row["status"] < 300] if is_router else [("", answer)]
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ConfigError(f"{address} does not answer as hotspan does: is --server right?") from error
 
 
 def _stall(address: str, timeout_s: float) -> str:

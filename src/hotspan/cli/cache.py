@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotspan.cli.admin_client import Admin
+from hotspan.cli.admin_client import Admin, said_by_each
 from hotspan.cli.options import runs
 from hotspan.cli.output import Printing, confirm, print_json, stdout_console
 from hotspan.config.environment import environment
@@ -116,9 +116,11 @@ def stats(options: StatsOptions) -> None:
     if options.json:
         print_json(answer)
         return
-    for replica in answer["replicas"]:
-        encrypted = "encrypted" if replica["is_encrypted"] else "not encrypted"
-        _show(f"{replica['replica']}: {encrypted}", _usage(replica["tiers"]))
+    with said_by_each(options.admin.address, answer) as servers:
+        for name, said in servers:
+            for replica in said["replicas"]:
+                encrypted = "encrypted" if replica["is_encrypted"] else "not encrypted"
+                _show(f"{name} {replica['replica']}: {encrypted}".lstrip(), _usage(replica["tiers"]))
 
 
 @cache.command("check")
@@ -135,10 +137,12 @@ def check(options: CheckOptions) -> None:
             answer = options.admin.post("/hotspan/cache/check", {}, _CHECK_S)
     if options.json:
         print_json(answer)
-    else:
-        for replica in answer["replicas"]:
-            _show(replica["replica"], _findings(replica["tiers"]))
-    if any(tier["corrupt"] for replica in answer["replicas"] for tier in replica["tiers"].values()):
+    with said_by_each("" if options.disk is not None else options.admin.address, answer) as servers:
+        checked = [(name, replica) for name, said in servers for replica in said["replicas"]]
+        for name, replica in () if options.json else checked:
+            _show(f"{name} {replica['replica']}".lstrip(), _findings(replica["tiers"]))
+        is_corrupt = any(tier["corrupt"] for _, replica in checked for tier in replica["tiers"].values())
+    if is_corrupt:
         raise typer.Exit(1)
 
 
@@ -147,7 +151,7 @@ def check(options: CheckOptions) -> None:
 def clear(options: ClearOptions) -> None:
     """Remove the cached data of all tenants from all tiers."""
     confirm(f"Forget all that {options.admin.address} has cached, of everybody?", "clearing the cache", yes=options.yes)
-    _show_receipt(options.admin.post("/hotspan/cache/clear", {}), options.json)
+    _show_receipts(options, options.admin.post("/hotspan/cache/clear", {}))
 
 
 @cache.command("remove")
@@ -168,7 +172,7 @@ def remove(
 @runs(InvalidateOptions)
 def invalidate(options: InvalidateOptions) -> None:
     """Invalidate cached data that matches all given options, and all data that depends on it, on all tiers."""
-    _show_receipt(options.admin.post("/hotspan/cache/invalidate", options.body()), options.json)
+    _show_receipts(options, options.admin.post("/hotspan/cache/invalidate", options.body()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,10 +321,20 @@ def _show(title: str, table: "Table") -> None:
     console.print(table)
 
 
-def _show_receipt(receipt: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json(receipt)
+def _show_receipts(options: StatsOptions, answer: dict[str, Any]) -> None:
+    if options.json:
+        print_json(answer)
         return
+    with said_by_each(options.admin.address, answer) as servers:
+        for name, receipt in servers:
+            if name:
+                typer.echo(f"{name}:")
+            _show_receipt(receipt)
+        for name in answer.get("follows", ()):
+            typer.echo(f"{name} is down: it gets no request before it has done what the log of the L2 says")
+
+
+def _show_receipt(receipt: dict[str, Any]) -> None:
     removed = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in receipt["removed"].items())
     typer.echo(f"forgotten: {removed}; requests in flight whose results are not kept: {receipt['requests_in_flight']}")
     if receipt.get("widened"):

@@ -2,7 +2,6 @@
 
 import json
 import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from hotspan.config.planned import with_named
 from hotspan.config.settings import CacheSettings
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB, Tier
+from hotspan.http.local import open_url
 from hotspan.plan.host import Host
 from hotspan.plan.machines import GPU_MEMORY_UTILIZATION, Machine, Price, machine, price
 from hotspan.plan.shape import ModelShape
@@ -295,7 +295,7 @@ def _measured(url: str) -> "Measured":
     if not address.startswith(("http://", "https://")):
         raise ConfigError(f"--from-metrics {url}: give an address such as http://localhost:8080")
     try:
-        with urllib.request.urlopen(address, timeout=_METRICS_TIMEOUT_S) as answer:
+        with open_url(address, _METRICS_TIMEOUT_S) as answer:
             page: str = answer.read().decode(errors="replace")
     except urllib.error.HTTPError as error:
         if error.code not in (401, 403):

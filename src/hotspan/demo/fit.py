@@ -10,6 +10,7 @@ from typing import Any, Final
 from hotspan.bench.prose import prose
 from hotspan.core.errors import EngineError
 from hotspan.demo.plan import DemoSizes
+from hotspan.http.local import open_url
 
 BUDGET_S: Final = 300.0
 """For all modes, their servers' starts included."""
@@ -128,7 +129,7 @@ def _ask(url: str, text: str, tokens: int) -> int:
         f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+        with open_url(request, _TIMEOUT_S) as response:
             answer: dict[str, Any] = json.load(response)
         return int(answer["usage"]["prompt_tokens"])
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 import urllib.error
-import urllib.request
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Final, Self
 
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import EngineError
+from hotspan.http.local import open_url
 
 _POLL_S: Final = 0.25
 _LOG_LINES: Final = 25
@@ -112,7 +112,7 @@ class ServerProcess:
 
     def _answers(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/ping", timeout=2) as response:
+            with open_url(f"{self.url}/ping", 2) as response:
                 return bool(response.status == 200)
         except (urllib.error.URLError, OSError):
             return False
