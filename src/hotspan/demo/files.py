@@ -5,7 +5,7 @@ import shutil
 import struct
 import tempfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from hotspan.core.errors import ConfigError
 
 MARKER: Final = "hotspan_demo.json"
+
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Tensor:
         return bfloat16_bits(values)
 
 
-def bfloat16_bits(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+def bfloat16_bits(values: Floats) -> NDArray[np.uint16]:
     """The upper halves of float32 values, rounded to nearest even. NaN is not handled: no weight is one."""
     bits = values.view(np.uint32)
     return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
@@ -55,17 +57,30 @@ def write_safetensors(path: Path, tensors: Sequence[Tensor], seed: int) -> None:
     Format: 8 bytes little-endian header length, a JSON header padded with spaces to 8 bytes, the data
     (https://huggingface.co/docs/safetensors, "Format").
     """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for tensor in tensors:
-        begin, end = end, end + 2 * tensor.elements
-        header[tensor.name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    encoded = json.dumps(header, separators=(",", ":")).encode()
-    encoded += b" " * (-len(encoded) % 8)
     with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(encoded)) + encoded)
+        file.write(_head([(tensor.name, tensor.shape, tensor.elements) for tensor in tensors]))
         for tensor in tensors:
             file.write(tensor.values(seed).astype("<u2").data)
+
+
+def write_bfloat16(path: Path, tensors: Mapping[str, NDArray[np.uint16]]) -> None:
+    """Write a safetensors file of these tensors, given as the bits of bfloat16."""
+    with path.open("wb") as file:
+        file.write(_head([(name, bits.shape, bits.size) for name, bits in tensors.items()]))
+        for bits in tensors.values():
+            file.write(np.ascontiguousarray(bits, dtype="<u2").data)
+
+
+def _head(tensors: Iterable[tuple[str, tuple[int, ...], int]]) -> bytes:
+    """What is in front of the data, of each tensor's name, shape and number of elements."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape, elements in tensors:
+        begin, end = end, end + 2 * elements
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    return struct.pack("<Q", len(encoded)) + encoded
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
