@@ -75,12 +75,12 @@ install-gpu:
 	$(SAY) "3/3 hotspan, the GPU engine and PyTorch (some minutes)"
 	@$(PIP) install -e ".[gpu]" $(BRIEFLY)
 
-demo: install  ## Show on this machine what hotspan saves, with a model made on the spot
+demo: install  ## Show on this machine what hotspan saves, with a small trained model (about 7 minutes)
 	@$(BIN)/hotspan demo --output demo-output
 
 figures: develop  ## Measure what docs/benchmarks.md quotes, into benchmarks/results/ (about 40 minutes; wants fio, redis-server and a quiet machine)
 	@$(BIN)/hotspan bench storage --repetitions 9 --output benchmarks/results/storage.json
-	@$(BIN)/hotspan demo --output demo-output --documents 6 --document-tokens 8192 --dtype bfloat16 --repetitions 3 --results benchmarks/results/long-doc-qa.json
+	@$(BIN)/hotspan demo --model made --output demo-output --documents 6 --document-tokens 8192 --dtype bfloat16 --repetitions 3 --results benchmarks/results/long-doc-qa.json
 	@$(BIN)/python -m benchmarks.paired --documents 10 --output benchmarks/results/paired.json
 	@$(BIN)/python -m benchmarks.index --output benchmarks/results/index.json
 	@$(BIN)/python -m benchmarks.eviction --output benchmarks/results/eviction.json

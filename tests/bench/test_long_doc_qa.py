@@ -6,6 +6,7 @@ from typing import Literal
 import pytest
 
 from hotspan.bench.config import BenchConfig
+from hotspan.bench.manual import manual
 from hotspan.bench.records import RoundName
 from hotspan.bench.workloads.base import Prompt, Scale
 from hotspan.bench.workloads.long_doc_qa import QUESTIONS, LongDocQaOptions, schedule
@@ -88,6 +89,15 @@ def test_prose_is_the_same_for_a_seed_and_different_for_another() -> None:
     assert first == again
     bodies = [p.content.split(": ", 1)[1] for p in (*first, *other)]
     assert len(set(bodies)) == 4
+
+
+def test_the_manual_is_real_text_of_any_length() -> None:
+    """Whole topics, other ones for another seed; all of it where more words are asked for than there are."""
+    assert manual(1, 500) == manual(1, 500) != manual(2, 500)
+    assert 500 <= len(manual(1, 500).split()) < 20_000 < len(manual(1, 10**9).split())
+    options = LongDocQaOptions(document_length=80, num_documents=3, text="manual")
+    bodies = {p.content.split(": ", 1)[1] for p in prompts(options, Scale(1, None))[RoundName.WARM_UP]}
+    assert len(bodies) == 3 and all(60 < len(body.split()) <= 80 for body in bodies)
 
 
 @pytest.mark.parametrize("tokens", [40, 333, 2048])

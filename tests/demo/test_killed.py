@@ -24,7 +24,18 @@ main()
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_a_demo_that_is_ended_takes_its_server_along(tmp_path: Path, number: signal.Signals) -> None:
     """While a mode with a disk tier starts, the demo is killed: its server is stopped in order, its KV is removed."""
-    options = ["--output", str(tmp_path), "--model-size", "tiny", "--mode", "disk", "--document-tokens", "300"]
+    options = [
+        "--output",
+        str(tmp_path),
+        "--model",
+        "made",
+        "--model-size",
+        "tiny",
+        "--mode",
+        "disk",
+        "--document-tokens",
+        "300",
+    ]
     demo = subprocess.Popen(
         [sys.executable, "-c", DEMO, "demo", *options], env=os.environ | {"FAKE_LOADS": "1"}, stdout=subprocess.DEVNULL
     )

@@ -80,7 +80,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
 
 def run_small(output: Path, console: Console, **more: Any) -> DemoResult:
-    request = DemoRequest(output=output, sizes=SMALL, threads=1, model_size="tiny", dtype="bfloat16", **more)
+    request = DemoRequest(
+        output=output, sizes=SMALL, threads=1, model="made", model_size="tiny", dtype="bfloat16", **more
+    )
     return run_demo(request, console)
 
 

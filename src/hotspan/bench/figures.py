@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
 from hotspan.bench.export import results_of
 from hotspan.bench.records import BenchResult, RoundName, RoundResult
 from hotspan.bench.summary import summarize
@@ -58,6 +60,33 @@ def interval(values: Sequence[float]) -> Interval:
     t = _T[min(n - 2, len(_T) - 1)]  # beyond 16 values a little too wide
     half = t * statistics.stdev(values) / math.sqrt(n)
     return Interval(mean, mean - half, mean + half)
+
+
+_DRAWS: Final = 2000
+
+
+def paired_ttft(ours: Sequence[BenchResult], theirs: Sequence[BenchResult]) -> Interval | None:
+    """Mean TTFT of ours over that of theirs in the query round, with its 95 % interval over questions.
+
+    The interval is a bootstrap over the questions that both answered: one that takes long in both takes long in both
+    parts of a draw. None if there is no such question; without bounds for fewer than four.
+    """
+    pairs = [pair for both in zip(ours, theirs, strict=False) for pair in _pairs(*both)]
+    times = np.array(pairs, dtype=np.float64).reshape(-1, 2)
+    if not len(times) or not times[:, 1].sum():
+        return None
+    mean = float(times[:, 0].sum() / times[:, 1].sum())
+    if len(times) < 4:
+        return Interval(mean, None, None)
+    drawn = times[np.random.default_rng(0).integers(0, len(times), (_DRAWS, len(times)))].sum(axis=1)
+    low, high = np.percentile(drawn[:, 0] / drawn[:, 1], (2.5, 97.5))
+    return Interval(mean, float(low), float(high))
+
+
+def _pairs(ours: BenchResult, theirs: BenchResult) -> list[tuple[float, float]]:
+    known = {record.request_id: record.ttft for record in theirs.query.records if record.successful}
+    found = [record for record in ours.query.records if record.successful and record.request_id in known]
+    return [(record.ttft, known[record.request_id]) for record in found]
 
 
 def figures_of(result: BenchResult) -> dict[str, float | None]:

@@ -24,6 +24,7 @@ from hotspan.bench.compare import (
     ttft_s,
 )
 from hotspan.bench.failures import failures
+from hotspan.bench.figures import paired_ttft
 from hotspan.bench.page import Card, card_section, facts, folded, plot_section, section, table_section, write_page
 from hotspan.bench.records import (
     TIMED_ROUNDS,
@@ -49,7 +50,8 @@ class ReportContext:
     bound:            name of the run that the CPU time of the query round is compared with (default: the first).
     answer_reference: name of the run whose answers all answers are compared with; `answer_label` heads that column,
                       and `answer_note` says what the comparison is worth.
-    sections:         more of the page, as HTML.
+    opening, sections: more of the page, as HTML: in front of the cards, and behind the tables.
+    warnings:         what puts the figures into doubt.
     """
 
     lead: str = ""
@@ -60,6 +62,8 @@ class ReportContext:
     answer_label: str = ""
     answer_note: str = ""
     sections: Sequence[str] = ()
+    opening: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
     def label(self, reference: NamedRun) -> str:
         return self.answer_label or f"as {reference.title}"
@@ -77,7 +81,8 @@ def write_report(path: Path, title: str, runs: Sequence[NamedRun], context: Repo
         if name and name not in names:
             raise ConfigError(f"the report has no run {name!r}; it has {', '.join(sorted(names))}")
     sections = [
-        _alarms(runs),
+        _alarms(runs, context.warnings),
+        *context.opening,
         card_section(cards(runs, context)),
         *map(table_section, comparison_tables(runs, context)),
         _notes(runs),
@@ -286,7 +291,14 @@ def cards(runs: Sequence[NamedRun], context: ReportContext) -> list[Card]:
     run, first = _named(runs, context.headline) or runs[1], runs[0]
     against = f"on average, {run.title} against {first.title}"
     found = [
-        *_ratio_card("Time to first token", run, first, ttft_s(QUERY), ("faster", "slower"), f"s {against}"),
+        *_ratio_card(
+            "Time to first token",
+            run,
+            first,
+            ttft_s(QUERY),
+            ("faster", "slower"),
+            f"s {against}{_questions(run, first)}",
+        ),
         *_ratio_card("Total latency", run, first, total_s(QUERY), ("faster", "slower"), "s for the query round"),
         *_hit_card(run),
     ]
@@ -311,7 +323,20 @@ def _ratio_card(
     if not (factor and factor.median and ours and theirs):
         return []
     times, unit = (factor.median, words[0]) if factor.median >= 1 else (1 / factor.median, words[1])
-    return [Card(label, f"{times:.1f}{TIMES}", f"{theirs.median:.3g} to {ours.median:.3g} {detail}", unit)]
+    shown = f"{theirs.median:.3g} to {ours.median:.3g} {detail}"
+    if factor.min < factor.max:
+        ends = sorted((factor.min, factor.max) if factor.median >= 1 else (1 / factor.min, 1 / factor.max))
+        shown += f"; {ends[0]:.1f} to {ends[1]:.1f}{TIMES} over repetitions"
+    return [Card(label, f"{times:.1f}{TIMES}", shown, unit)]
+
+
+def _questions(run: NamedRun, first: NamedRun) -> str:
+    """The interval of the ratio of times to first token over questions, where one repetition gives no range."""
+    found = paired_ttft(first.results, run.results)
+    if len(run.results) > 1 or found is None or not found.low or not found.high:
+        return ""
+    ends = sorted((found.low, found.high) if found.mean >= 1 else (1 / found.low, 1 / found.high))
+    return f"; {ends[0]:.1f} to {ends[1]:.1f}{TIMES} (95 %, over questions)"
 
 
 def _single_cards(run: NamedRun) -> list[Card]:
@@ -342,8 +367,8 @@ def _hit_card(run: NamedRun) -> list[Card]:
 # -- the rest of the page ----------------------------------------------------------------------------------------------
 
 
-def _alarms(runs: Sequence[NamedRun]) -> str:
-    lines = []
+def _alarms(runs: Sequence[NamedRun], warnings: Sequence[str]) -> str:
+    lines = [escape(warning) for warning in warnings]
     for run in runs:
         if run.failed:
             first = escape("; ".join(failures((r for result in run.results for r in result.rounds), limit=2)))

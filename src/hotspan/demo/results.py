@@ -10,6 +10,7 @@ from hotspan.bench.compare import AnswerMatch, NamedRun, answers_as, cpu_s, rati
 from hotspan.bench.records import BenchResult, RoundName
 from hotspan.demo.model import DemoModel
 from hotspan.demo.plan import BOUND, DemoRequest
+from hotspan.demo.shown import Shown, to_json
 
 SCHEMA_VERSION = 1
 
@@ -24,6 +25,7 @@ _SPREAD: Final = (
 class DemoResult:
     """The runs of a demo so far, one for each mode, and what was asked for.
 
+    shown:    one question's answers, by mode. warnings: what was disturbed.
     `serve` has, by mode, the server's arguments without what belongs to this machine: paths, port.
     """
 
@@ -31,6 +33,8 @@ class DemoResult:
     model: DemoModel
     runs: Sequence[NamedRun]
     serve: Mapping[str, Sequence[str]]
+    shown: Sequence[Shown] = ()
+    warnings: Sequence[str] = ()
 
     @property
     def bound(self) -> NamedRun | None:
@@ -46,7 +50,7 @@ class DemoResult:
             self._mode(run) | {"server": run.command, "results": [result.to_json() for result in run.results]}
             for run in self.runs
         ]
-        return self._head() | {"modes": modes}
+        return self._head() | {"shown": to_json(self.shown), "modes": modes}
 
     def to_compact_json(self) -> dict[str, Any]:
         """Summaries of each round, mode and repetition, and what follows from them; no text and no single request."""
@@ -65,6 +69,7 @@ class DemoResult:
             "threads": self.request.engine_threads,
             "dtype": self.request.dtype,
             "repetitions": self.request.repetitions,
+            "warnings": list(self.warnings),
             "model": model | {"kv_bytes_per_token": self.model.kv_bytes_per_token},
         }
 

@@ -4,7 +4,7 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,20 +25,26 @@ from hotspan.core.addresses import free_port
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError, EngineError
 from hotspan.core.progress import waiting
-from hotspan.demo.fit import BUDGET_S, Costs, fit, measure
+from hotspan.demo.disturbed import Disturbance, disturbances
+from hotspan.demo.fit import BUDGET_S, Costs, fit, largest, measure
 from hotspan.demo.model import DemoModel, make_demo_model
-from hotspan.demo.plan import MODE_NAMES, DemoRequest, DemoSizes, EngineSettings, Mode, choose_modes, plan_modes
+from hotspan.demo.plan import BOUND, MODE_NAMES, DemoRequest, DemoSizes, EngineSettings, Mode, choose_modes, plan_modes
 from hotspan.demo.results import DemoResult, compact_text
 from hotspan.demo.server import ServerProcess, serve_command
+from hotspan.demo.shown import Shown, ask, lines, page_section
+from hotspan.demo.trained import CACHE, NAME, trained_model
 from hotspan.plan.host import NativeType, native_type
 from hotspan.plan.shape import ModelShape
 
 REPORT_NAME: Final = "report.html"
 RESULT_NAME: Final = "demo.json"
 
+_REPEAT_BEFORE_S: Final = 330.0
+"""A disturbed mode is played again in the first minutes only: the demo is to end in seven."""
+
 _ANSWER_NOTE: Final = (
     "Asked again, one at a time: requests that run together are computed in other shapes, whose sums round "
-    "otherwise, and random weights make near-ties."
+    "otherwise, which shows at near-ties between two tokens."
 )
 
 
@@ -48,10 +54,10 @@ def run_demo(request: DemoRequest, console: Console) -> DemoResult:
     Takes minutes. What is measured so far is on disk after each mode.
     Raises: ConfigError if the sizes can't work, EngineError with the end of its log if a server fails.
     """
+    began_s = time.monotonic()
     request.output.mkdir(parents=True, exist_ok=True)
-    with waiting(console, "making the demo model"):
-        model = make_demo_model(request.output / "model", size=request.model_size)
-    if request.sizes.request_tokens > model.max_tokens:
+    request, model = _modelled(request, console)
+    if not request.is_fitted and request.sizes.request_tokens > model.max_tokens:
         raise ConfigError(
             f"the demo model reads {model.max_tokens:,} tokens, a request may have {request.sizes.request_tokens:,}: "
             "lower --document-tokens"
@@ -63,28 +69,37 @@ def run_demo(request: DemoRequest, console: Console) -> DemoResult:
         if request.is_fitted:
             request = replace(request, sizes=_fitted(request, model, console, aftermath))
         console.print(request.sizes.describe(), style="dim")
-        demo = _Demo(request, model, console, aftermath)
-        kv_bytes = ModelShape.from_config(model.path, dtype=request.dtype).kv_bytes_per_token
+        demo = _Demo(request, model, console, aftermath, began_s)
         for repetition in range(1, request.repetitions + 1):
-            with _emptied(request.output, aftermath) as disk:
-                modes = plan_modes(request.sizes, kv_bytes, disk)
-                for mode in choose_modes(modes, request.mode):
-                    demo.play(mode, repetition)
-                    _write(request, demo.result())
+            demo.repeat(repetition)
     _show(request, demo.result(), console)
     return demo.result()
+
+
+def _modelled(request: DemoRequest, console: Console) -> tuple[DemoRequest, DemoModel]:
+    """The model that was asked for; one that is made where the trained one can't be had."""
+    if request.is_trained:
+        try:
+            with waiting(console, f"looking for {NAME} in {CACHE}, or fetching it (93 MB)"):
+                return request, trained_model()
+        except ConfigError as error:
+            console.print(f"A model with random weights is made: {error}", style="yellow", markup=False)
+    with waiting(console, "making the demo model"):
+        return replace(request, model="made"), make_demo_model(request.output / "model", size=request.model_size)
 
 
 def _fitted(request: DemoRequest, model: DemoModel, console: Console, aftermath: Aftermath) -> DemoSizes:
     """The sizes that this machine can afford, from a server that is started to measure its prefill rate."""
     title = "measuring the prefill rate"
+    request = replace(request, sizes=largest(request.sizes, model.max_tokens))
     mode = plan_modes(request.sizes, model.kv_bytes_per_token, request.output)[0]
     began_s = time.monotonic()
     with _serving(request, model, mode, title, "server-measure.log", console, aftermath) as (server, _):
         start_s = time.monotonic() - began_s
         with waiting(console, title):
-            samples = measure(server.url, request.sizes.request_tokens)
-    sizes = fit(request.sizes, Costs.of(start_s, samples), request.mode or MODE_NAMES, request.repetitions)
+            samples = measure(server.url, request.sizes.document_tokens)
+    costs, modes = Costs.of(start_s, samples), request.mode or MODE_NAMES
+    sizes = fit(request.sizes, costs, modes, request.repetitions, model.max_tokens)
     last = samples[-1]
     console.print(
         f"Measured: {last.tokens / last.prefill_s:,.0f} tokens per second over {last.tokens:,} tokens; a server starts "
@@ -142,28 +157,61 @@ class _Demo:
     model: DemoModel
     console: Console
     aftermath: Aftermath
+    began_s: float
     runs: dict[str, NamedRun] = field(default_factory=dict)
     serve: dict[str, list[str]] = field(default_factory=dict)
+    shown: dict[str, Shown] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
 
-    def play(self, mode: Mode, repetition: int) -> None:
-        """Start the mode's server, measure it and stop it."""
+    def repeat(self, number: int) -> None:
+        """Play all modes once; then those once more that were disturbed, if there is time."""
+        before = dict(self.runs)
+        self._play_all(self.request.mode or MODE_NAMES, number, before)
+        found = self._disturbances(number)
+        if found and time.monotonic() - self.began_s < _REPEAT_BEFORE_S * self.request.repetitions:
+            again = {each.mode for each in found}
+            # Each needs the other: the disk's directory, which a restarted server finds.
+            again |= {"disk", "restart"} & self.runs.keys() if again & {"disk", "restart"} else set()
+            for each in found:
+                self.console.print(f"Disturbed, and played again: {each.why}.", style="yellow", markup=False)
+            self._play_all([name for name in MODE_NAMES if name in again], number, before)
+            found = self._disturbances(number)
+        self.warnings += [f"This machine had other work: {each.why}." for each in found]
+        _write(self.request, self.result())
+
+    def _play_all(self, names: Sequence[str], number: int, before: Mapping[str, NamedRun]) -> None:
+        kv_bytes = ModelShape.from_config(self.model.path, dtype=self.request.dtype).kv_bytes_per_token
+        with _emptied(self.request.output, self.aftermath) as disk:
+            for mode in choose_modes(plan_modes(self.request.sizes, kv_bytes, disk), tuple(names)):
+                self._play(mode, number, before.get(mode.name))
+                _write(self.request, self.result())
+
+    def _disturbances(self, number: int) -> list[Disturbance]:
+        titles = {name: run.title for name, run in self.runs.items()}
+        return disturbances({name: run.results[number - 1] for name, run in self.runs.items()}, titles)
+
+    def _play(self, mode: Mode, repetition: int, before: NamedRun | None) -> None:
+        """Start the mode's server, measure it and stop it; `before` are the repetitions before this one."""
         request, console = self.request, self.console
         repeated = request.repetitions > 1
         title = f"{mode.title} ({repetition}/{request.repetitions})" if repeated else mode.title
         log = f"server-{mode.name}{f'-{repetition}' if repeated else ''}.log"
         with _serving(request, self.model, mode, title, log, console, self.aftermath) as (server, arguments):
             with TerminalProgress(console, title) as progress:
-                result = run_rounds(_workload(request.sizes, mode, server), progress, request.command)
+                result = run_rounds(_workload(request, mode, server), progress, request.command)
             for line in failures(result.rounds):
                 console.print(line, style="red", markup=False)
             # A server that died under load shows as failed requests; say why.
             server.check_alive()
+            if request.is_trained and mode.name != BOUND and not result.failed:
+                with waiting(console, f"{title}: one question, its answer in words"):
+                    config = _workload(request, mode, server)
+                    self.shown[mode.name] = ask(config, mode.name, mode.title, is_computed=mode.name == MODE_NAMES[0])
             with waiting(console, f"{title}: stopping the server"):
                 server.stop()
         if result.query.summary.failed == result.query.summary.requests:
             raise EngineError(f"every request failed in mode {mode.name!r}; see {request.output / log}")
         self.serve.setdefault(mode.name, portable(arguments))
-        before = self.runs.get(mode.name)
         self.runs[mode.name] = (
             replace(before, results=(*before.results, result))
             if before
@@ -172,7 +220,11 @@ class _Demo:
 
     def result(self) -> DemoResult:
         """What is measured so far."""
-        return DemoResult(request=self.request, model=self.model, runs=list(self.runs.values()), serve=self.serve)
+        shown = [self.shown[name] for name in MODE_NAMES if name in self.shown]
+        runs = [self.runs[name] for name in MODE_NAMES if name in self.runs]
+        return DemoResult(
+            request=self.request, model=self.model, runs=runs, serve=self.serve, shown=shown, warnings=self.warnings
+        )
 
 
 def portable(arguments: tuple[str, ...]) -> list[str]:
@@ -194,16 +246,17 @@ def _waiting(title: str, waited_s: float, line: str, console: Console) -> str:
     return f"{said} [dim]{shown}[/dim]"
 
 
-def _workload(sizes: DemoSizes, mode: Mode, server: ServerProcess) -> BenchConfig:
+def _workload(request: DemoRequest, mode: Mode, server: ServerProcess) -> BenchConfig:
+    sizes = request.sizes
     options = LongDocQaOptions(
         document_length=sizes.document_tokens,
         query_per_document=sizes.queries_per_document,
         num_inflight_requests=sizes.in_flight,
         max_output_length=sizes.output_tokens,
-        text="prose",
+        text="manual" if request.is_trained else "prose",
         num_documents=sizes.documents,
     )
-    # The model's weights are random: without ignore_eos, answers would end at random and differ in length.
+    # Without ignore_eos, answers would differ in length; those of random weights would end at random.
     return BenchConfig(
         options=options,
         engine_url=server.url,
@@ -232,9 +285,15 @@ def _show(request: DemoRequest, demo: DemoResult, console: Console) -> None:
         answer_reference=bound,
         answer_label="as the engine's own hit",
         answer_note=_ANSWER_NOTE,
+        opening=[page_section(demo.shown)],
+        warnings=demo.warnings,
     )
     report = request.output / REPORT_NAME
     write_report(report, "Long texts, computed once", demo.runs, context)
+    for line in lines(demo.shown):
+        console.print(line, highlight=False, markup=False)
+    for warning in demo.warnings:
+        console.print(warning, style="yellow", markup=False)
     if request.repetitions > 1:
         console.print(f"Medians of {request.repetitions} repetitions.", style="dim")
     for table in comparison_tables(demo.runs, context):

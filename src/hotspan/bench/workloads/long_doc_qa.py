@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import ClassVar, Final, Literal
 
+from hotspan.bench.manual import manual
+from hotspan.bench.prose import prose
 from hotspan.bench.records import RoundName
 from hotspan.bench.workloads.base import ClosedLoop, CountTokens, Prompt, Scale, WorkloadOptions
 from hotspan.bench.workloads.texts import fitted_prose, pre_warm_up
@@ -42,8 +44,10 @@ class LongDocQaOptions(WorkloadOptions):
     )
     num_inflight_requests: int = option(3, "Maximum number of concurrent requests in the query round.", kind=COUNT)
     max_output_length: int = option(128, "Maximum number of tokens per answer.", kind=COUNT)
-    text: Literal["filler", "prose"] = option(
-        "filler", "Text of the documents: filler (one word repeated) or prose (varied text)."
+    text: Literal["filler", "prose", "manual"] = option(
+        "filler",
+        "Text of the documents: filler (one word repeated), prose (varied text), or manual (Python's language "
+        "reference, which people wrote).",
     )
     num_documents: int = option(0, "Number of documents. Default: computed from --kv-cache-volume.", kind=NATURAL)
 
@@ -70,7 +74,8 @@ class LongDocQaOptions(WorkloadOptions):
         if self.text == "filler":
             return opening + " ".join(["hi"] * max(self.document_length - _RESERVED_TOKENS, 1))
         # Seeds of two runs with neighbouring --seed must not share documents.
-        return await fitted_prose(opening, seed * 1_000_003 + number, self.document_length, count_tokens)
+        make = manual if self.text == "manual" else prose
+        return await fitted_prose(opening, seed * 1_000_003 + number, self.document_length, count_tokens, make)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """What requests are made of: prose of an exact length in the server's own tokens, and texts to get it warm."""
 
 import re
+from collections.abc import Callable
 from hashlib import shake_128
 from typing import Final
 
@@ -35,12 +36,16 @@ def pre_warm_up(count: int, text_tokens: int, max_tokens: int) -> tuple[Prompt, 
     return tuple(Prompt(f"prewarm_{i}", f"Warm-up {i}: {words}", tokens) for i in range(count))
 
 
-async def fitted_prose(opening: str, seed: int, tokens: int, count_tokens: CountTokens) -> str:
+async def fitted_prose(
+    opening: str, seed: int, tokens: int, count_tokens: CountTokens, make: Callable[[int, int], str] = prose
+) -> str:
     """`opening` and then prose from `seed`, together `tokens` tokens or up to two fewer.
+
+    make: of a seed and a number of words, the text; it may have more words.
 
     Cut between words, so the last few tokens may be missing. Counted in words where the server can't count tokens.
     """
-    words = _Words(opening, seed)
+    words = _Words(opening, seed, make)
     size = max(1, tokens - len(opening.split()))
     best = words.text(size)
     count = await count_tokens(best)
@@ -81,9 +86,10 @@ async def words_per_token(count_tokens: CountTokens) -> float:
 class _Words:
     """The first words of one prose text, with the white space between them; grows when more are asked for."""
 
-    def __init__(self, opening: str, seed: int) -> None:
+    def __init__(self, opening: str, seed: int, make: Callable[[int, int], str]) -> None:
         self._opening = opening
         self._seed = seed
+        self._make = make
         self._ends: list[int] = []
         self._prose = ""
 
@@ -91,6 +97,6 @@ class _Words:
         if words > len(self._ends):
             # A prefix of the longer text need not equal the shorter text, so sizes are compared within one text only;
             # growing by half keeps that from happening more than once or twice.
-            self._prose = prose(self._seed, words + words // 2)
+            self._prose = self._make(self._seed, words + words // 2)
             self._ends = [match.end() for match in re.finditer(r"\S+", self._prose)]
         return self._opening + self._prose[: self._ends[min(words, len(self._ends)) - 1]]

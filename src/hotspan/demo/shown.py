@@ -1,0 +1,130 @@
+"""One question about one document, asked at the server of each mode: the answer in words, and how soon it began."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from typing import Any, Final
+
+from hotspan.bench.client import OpenAIClient
+from hotspan.bench.compare import TIMES
+from hotspan.bench.config import BenchConfig
+from hotspan.bench.counters import CacheCounters
+from hotspan.bench.page import section
+from hotspan.bench.records import RoundName
+from hotspan.bench.runner import new_salt, resolve
+from hotspan.bench.workloads.base import ClosedLoop, Prompt
+from hotspan.core.errors import EngineError
+
+QUESTION: Final = "In two sentences: what does this text explain?"
+ANSWER_TOKENS: Final = 40
+_SEPARATOR: Final = "\n\nQuestion "
+_COUNTED_AFTER_S: Final = 0.3
+_FROM: Final = {"gpu": "the engine's pool", "ram": "RAM", "disk": "disk", "l2": "the L2"}
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """An answer, and what it took.
+
+    source: "computed", or the tier that most of the prompt came from.
+    """
+
+    mode: str
+    title: str
+    source: str
+    ttft_s: float
+    prompt_tokens: int
+    cached_tokens: int
+    answer: str
+
+
+def ask(config: BenchConfig, mode: str, title: str, *, is_computed: bool) -> Shown:
+    """Ask the server about the document that it was asked about least recently.
+
+    is_computed: with a `cache_salt` of its own, so that no cache has anything of the document.
+    Raises: EngineError if it does not answer.
+    """
+    return asyncio.run(_ask(config, mode, title, is_computed=is_computed))
+
+
+async def _ask(config: BenchConfig, mode: str, title: str, *, is_computed: bool) -> Shown:
+    async with OpenAIClient(config.base_url, config.api_key, config.request_timeout, time.monotonic) as client:
+        config = await resolve(config, client)
+        rounds = await config.options.rounds(
+            config.scale, config.seed, lambda text: client.count_tokens(config.model, text)
+        )
+        prompt = least_recent([prompt for each in rounds if isinstance(each, ClosedLoop) for prompt in _queries(each)])
+        salt = new_salt() if is_computed else config.salt
+        before = CacheCounters.parse(await client.metrics() or "")
+        record = await client.chat(prompt, 0, config.model, ignore_eos=False, salt=salt)
+        await asyncio.sleep(_COUNTED_AFTER_S)
+        after = CacheCounters.parse(await client.metrics() or "")
+    if not record.successful:
+        raise EngineError(f"the question that is to be shown failed in mode {mode!r}: {record.error}")
+    cached = record.cached_tokens or 0
+    return Shown(
+        mode, title, _source(before, after, cached), record.ttft, record.num_input_tokens, cached, record.answer.strip()
+    )
+
+
+def least_recent(queries: Sequence[Prompt]) -> Prompt:
+    """The question that is shown, about the document whose last query is the earliest one."""
+    last = {query.content.rpartition(_SEPARATOR)[0]: at for at, query in enumerate(queries)}
+    document = min(last, key=last.__getitem__)
+    return Prompt("shown", f"{document}{_SEPARATOR}0: {QUESTION}", ANSWER_TOKENS)
+
+
+def _queries(round: ClosedLoop) -> Sequence[Prompt]:
+    return round.prompts if round.name is RoundName.CHECK else ()
+
+
+def _source(before: CacheCounters | None, after: CacheCounters | None, cached: int) -> str:
+    """Where most of the prompt came from, as the server's counters say."""
+    if not cached:
+        return "computed"
+    was, now = (each.hit_tokens if each else {} for each in (before, after))
+    gained = {tier: now[tier] - was.get(tier, 0.0) for tier in now}
+    most = max(gained, key=gained.__getitem__, default="")
+    return _FROM.get(most, most) if most and gained[most] > 0 else "a cache"
+
+
+def lines(shown: Sequence[Shown]) -> list[str]:
+    """The answers as a terminal shows them; none without one that was computed."""
+    if not shown or shown[0].source != "computed":
+        return []
+    first = shown[0]
+    found = [
+        f'"{QUESTION}", about {first.prompt_tokens:,} tokens of text',
+        *(f"  {each.title} ({each.source}): first word after {_took(each, first)}" for each in shown),
+        f"  the answer: {' '.join(first.answer.split())}",
+    ]
+    others = [each for each in shown if each.answer != first.answer]
+    return found + [f"  but {each.title}: {' '.join(each.answer.split())}" for each in others]
+
+
+def page_section(shown: Sequence[Shown]) -> str:
+    """The same as a part of the page."""
+    if not lines(shown):
+        return ""
+    first = shown[0]
+    rows = "".join(
+        f"<dt>{escape(each.title)} ({escape(each.source)})</dt><dd>first word after {escape(_took(each, first))}"
+        f"{'' if each.answer == first.answer else ': ' + escape(each.answer)}</dd>"
+        for each in shown
+    )
+    asked = f"{QUESTION} About a text of {first.prompt_tokens:,} tokens, one request at a time."
+    return section("One question, its answer in words", asked, f"<pre>{escape(first.answer)}</pre><dl>{rows}</dl>")
+
+
+def to_json(shown: Sequence[Shown]) -> list[dict[str, Any]]:
+    """All fields, the answers included."""
+    return [asdict(each) for each in shown]
+
+
+def _took(each: Shown, first: Shown) -> str:
+    if each is first:
+        return f"{each.ttft_s:.2f} s"
+    words = "the same words" if each.answer == first.answer else "other words"
+    return f"{each.ttft_s:.2f} s, {first.ttft_s / each.ttft_s:.1f}{TIMES} sooner, {words}"
