@@ -335,3 +335,23 @@ def test_a_long_prompt_costs_little() -> None:
     pieces = 220_000 // PIECE_BYTES
     assert asked(220_000) < 10 * pieces
     assert asked(440_000) < 2.1 * asked(220_000)
+
+
+def test_empty_texts_of_a_list_are_left_out() -> None:
+    """The engine joins the others; a template that takes lists gets all of them."""
+    parts = [{"type": "text", "text": text} for text in ("", LONG, "", "end")]
+    body = {"messages": [{"role": "user", "content": parts}]}
+    assert keys(body) == keys({"messages": [{"role": "user", "content": f"{LONG}\nend"}]})
+
+
+def test_calls_are_written_in_the_engines_order() -> None:
+    """A template that writes a call as it is has its arguments first, whatever order the client sent."""
+    source = "{% for message in messages %}{{ message.content }}{{ message.tool_calls | tojson }}{% endfor %}"
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"b": 1, "a": 2}'}, "id": "x"}
+    text = ChatTemplate(source, {}).render([{"role": "assistant", "content": "", "tool_calls": [call]}], {})
+    assert text == '[{"id": "x", "function": {"arguments": {"b": 1, "a": 2}, "name": "f"}, "type": "function"}]'
+
+
+def test_a_short_prompt_of_long_characters_has_pieces() -> None:
+    """Fewer characters than a piece has bytes may still fill one."""
+    assert keys({"messages": [{"role": "user", "content": "\u6f22" * (PIECE_BYTES // 3)}]})

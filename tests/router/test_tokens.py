@@ -156,3 +156,15 @@ def test_a_tokenizer_that_changes_text_is_refused(make: Callable[[], Tokenizer])
     """WordPiece and lower case lose what the text was: an error that says what to do."""
     with pytest.raises(ConfigError, match="leave events out"):
         TokenTable(make())
+
+
+def test_a_space_and_its_mark_may_be_one() -> None:
+    """As in Gemma 3: the mark is written for spaces in added tokens too, and a text that has it itself is the same."""
+    tokenizer = Tokenizer(models.BPE({"\u2581": 0, "x": 1, "y": 2, "?": 3, "z": 4}, [], unk_token="?"))
+    tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
+    tokenizer.decoder = decoders.Replace("\u2581", " ")
+    tokenizer.add_tokens(["\u2581\u2581"])
+    table = TokenTable(tokenizer)
+    for text in ("x y", "x\u2581\u2581y", "  x"):
+        spelt = table.spell(text, is_whole=True)
+        assert spelt == table.join(tokenizer.encode(text).ids) == text.replace("\u2581", " ").encode()

@@ -3,20 +3,25 @@
 This is the object that the gateway, Ray and the simulator all use. It belongs to one thread (or event loop).
 """
 
+import logging
 import random
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import ConfigError, HotspanError
 from hotspan.router.index import ASSUMED, SHARED, PrefixIndex
 from hotspan.router.load import Arrivals, ReplicaLoad, Speeds, settle_rates
+from hotspan.router.matching import Matching
 from hotspan.router.policy import Decision, View, Weights, decide
 from hotspan.router.sections import NOTHING, SectionIndex
 from hotspan.router.session import MAX_SESSIONS, Recent, home
 from hotspan.router.types import Ask, Held, Strategy
+
+logger = logging.getLogger(__name__)
 
 ASSUMED_PIECES = 16_384
 """Pieces that a replica without events, and without a known capacity, is assumed to keep: about 2M tokens."""
@@ -35,7 +40,8 @@ class NoReplicaError(HotspanError):
 class ReplicaState:
     """What is known of one replica.
 
-    slot:     its number in the index. is_exact: events tell what it holds.
+    slot:     its number in the index. is_exact: events tell what it holds. is_told: there are events that are whole.
+    matching: whether prompts are found in them; if not, what it holds is assumed in spite of its events.
     turn:     when it got its last request, in requests of the fleet; 0: never.
     assumed:  pieces it was sent, longest ago first; with events only those that it has not answered yet, counted.
     """
@@ -44,6 +50,8 @@ class ReplicaState:
     slot: int
     load: ReplicaLoad
     is_exact: bool
+    is_told: bool = False
+    matching: Matching = field(default_factory=Matching)
     turn: int = 0
     assumed: OrderedDict[int, int] = field(default_factory=OrderedDict)
 
@@ -98,6 +106,8 @@ class Ticket:
             self._is_over = True
             self._replica.load.end(self._number, self._fleet.clock.monotonic())
             self._fleet.settle(self._replica, self._pending, None if failed else answer_tokens)
+            if not failed and self._replica.is_told:
+                self._replica.matching.answered(self._ask.keys, self._fleet.clock.monotonic())
             if failed and not self._began and not self._pending:
                 self._fleet.unassume(self._replica, self._ask, self.decision)
 
@@ -154,7 +164,7 @@ class Fleet:
         if name in self.replicas:
             raise ConfigError(f"replica {name} is given twice; name each once")
         slot = self._free_slots.pop() if self._free_slots else next(self._slots)
-        self.replicas[name] = ReplicaState(name, slot, ReplicaLoad(speeds), exact)
+        self.replicas[name] = ReplicaState(name, slot, ReplicaLoad(speeds), exact, exact)
         self.up.add(name)
         self.settle_rates()
         return slot
@@ -179,16 +189,18 @@ class Fleet:
         (self.up.add if is_up else self.up.discard)(name)
 
     def set_exact(self, name: str, is_exact: bool) -> None:
-        """Whether events tell what a replica holds. What was known from the other source is forgotten."""
+        """Whether events tell what a replica holds. What was known from the other source is forgotten.
+
+        A replica whose prompts are not found in its events goes on as one without.
+        """
         replica = self.replicas[name]
-        if replica.is_exact == is_exact:
+        if replica.is_told == is_exact:
             return
-        replica.is_exact = is_exact
+        replica.is_told = is_exact
+        replica.matching.clear()
         if not is_exact:
             self.forget(name)
-        elif self.strategy is not Strategy.PREFIXAWARE:
-            replica.assumed.clear()
-            self.index.clear(replica.slot, ASSUMED)
+        self._settle_exact(replica)
 
     def forget(self, name: str) -> None:
         """Forget what a replica holds: it has been restarted, or this is no longer known."""
@@ -261,7 +273,9 @@ class Fleet:
         replica = self.replicas.get(decision.name)
         if replica is None:
             raise NoReplicaError(f"replica {decision.name} was removed; choose again")
-        self._arrivals.count(self.clock.monotonic())
+        now = self.clock.monotonic()
+        self._arrivals.count(now)
+        self._look(replica, now)
         self._turn += 1
         replica.turn = self._turn
         if ask.session and self.strategy in (Strategy.AUTO, Strategy.SESSION):
@@ -306,6 +320,27 @@ class Fleet:
                 raise AssertionError(f"{replica.name} is taken to hold {len(replica.assumed)} pieces")
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _look(self, replica: ReplicaState, now: float) -> None:
+        """Look whether earlier prompts are found in a replica's events, and go by what works."""
+        matching = replica.matching
+        if not replica.is_told or not matching.look(now, partial(self.index.reported, replica.slot)):
+            return
+        if matching.is_good:
+            logger.info("prompts_matched replica=%s share=%.2f: events are used again", replica.name, matching.share)
+        else:
+            logger.warning(
+                "prompts_unmatched replica=%s share=%.2f: its events have other prompts than those that are read here; "
+                "what it holds is assumed from what was sent (see docs/routing.md)",
+                *(replica.name, matching.share),
+            )
+        self._settle_exact(replica)
+
+    def _settle_exact(self, replica: ReplicaState) -> None:
+        replica.is_exact = replica.is_told and replica.matching.is_good
+        if replica.is_exact and self.strategy is not Strategy.PREFIXAWARE:
+            replica.assumed.clear()
+            self.index.clear(replica.slot, ASSUMED)
 
     def _bind(self, session: bytes, decision: Decision) -> None:
         """Remember where a session lives if that is not where its name puts it."""

@@ -327,6 +327,8 @@ class Gateway:
             "is_drained": health.is_drained,
             "in_flight": replica.load.in_flight,
             "is_exact": replica.is_exact,
+            "prompts_match": replica.matching.is_good,
+            "prompt_match_share": round(replica.matching.share, 3),
             "tokens_per_s": round(replica.load.tokens_per_s, 1),
         }
 

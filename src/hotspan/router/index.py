@@ -110,6 +110,13 @@ class PrefixIndex:
         if self._to_sweep:
             self._sweep()
 
+    def reported(self, replica: int, keys: Iterable[int]) -> int:
+        """How many of some pieces events reported of a replica, in any medium of its own."""
+        kinds = (Medium.GPU, Medium.RAM, Medium.DISK)
+        bits = [self._places.get(_place(replica, kind), 0) for kind in kinds]
+        mask = bits[0] | bits[1] | bits[2]
+        return sum(1 for key in keys if self._pieces.get(key, 0) & mask)
+
     def clear(self, replica: int, medium: Medium | int | None = None) -> None:
         """A replica has nothing any more: in one medium, or in all but L2."""
         kinds = (Medium.GPU, Medium.RAM, Medium.DISK, ASSUMED) if medium is None else (medium,)

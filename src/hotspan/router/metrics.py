@@ -195,6 +195,10 @@ class State(Collector):
         yield _gauge("replica_waiting_tokens", "Sent to a replica, and not answered yet.", found)
         found = {name: replica.is_exact for name, replica in self._fleet.replicas.items()}
         yield _gauge("replica_is_exact", "1 if events tell what a replica holds, 0 if it is assumed.", found)
+        found = {name: replica.matching.is_good for name, replica in self._fleet.replicas.items()}
+        yield _gauge("replica_prompts_match", "0 if the prompts read here are not those in a replica's events.", found)
+        found = {name: replica.matching.share for name, replica in self._fleet.replicas.items()}
+        yield _gauge("replica_prompt_match_share", "Of the last prompts' pieces, those that events reported.", found)
 
     def _of_feeds(self) -> Iterator[Family]:
         feeds = self._feeds

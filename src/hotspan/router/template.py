@@ -1,7 +1,8 @@
 """A model's chat template: from messages to the text that the engine computes.
 
 It is rendered as by `transformers` and the engine: content that is a list of texts stays a list for templates that
-iterate over lists, and is joined by newlines for others; the arguments of tool calls are parsed.
+iterate over lists, and is joined by newlines for others, without its empty texts; the arguments of tool calls are
+parsed, and the fields of calls are in the engine's order.
 """
 
 import json
@@ -124,7 +125,7 @@ class ChatTemplate:
 
     def _content(self, content: object, texts: Sequence[str]) -> object:
         is_list = self._takes_lists if isinstance(content, list) else not self._takes_text and self._takes_lists
-        return [{"type": "text", "text": text} for text in texts] if is_list else "\n".join(texts)
+        return [{"type": "text", "text": text} for text in texts] if is_list else "\n".join(filter(None, texts))
 
 
 def texts_of(content: object) -> tuple[list[str], bool]:
@@ -155,7 +156,7 @@ def _tool(tool: object) -> object:
 
 
 def _call(call: object) -> object:
-    """A tool call with its arguments parsed, as templates expect them."""
+    """A tool call with its arguments parsed and its fields in the engine's order: some templates write it as it is."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if (
         not isinstance(call, Mapping)
@@ -167,7 +168,9 @@ def _call(call: object) -> object:
         arguments = json.loads(function["arguments"] or "{}")
     except ValueError:
         return call
-    return {**call, "function": {**function, "arguments": arguments}}
+    function = {"arguments": arguments, **{name: value for name, value in function.items() if name != "arguments"}}
+    shown = {**call, "function": function}
+    return {name: shown[name] for name in dict.fromkeys(("id", "function", "type", *shown)) if name in shown}
 
 
 def _specials(config: Mapping[str, Any]) -> dict[str, str]:

@@ -22,6 +22,7 @@ from hotspan.core.namespace import ENGINE_SALT, engine_salt
 from hotspan.core.terms import DEFAULT_TENANT
 from hotspan.http.head import ADAPTER_HEADER
 from hotspan.http.json_size import MAX_VALUES, most_values
+from hotspan.router.harmony import Harmony, is_harmony
 from hotspan.router.prompt import MAX_TEXT, Prompt, check_options, path_of, prompt_of
 from hotspan.router.sections import Section, sections_of, separator_pattern
 from hotspan.router.session import session_key
@@ -51,6 +52,10 @@ _WEIGHT = 0.02
 
 _FRAME_BYTES = 64
 """Maximum bytes that a template adds to a message; to see that a prompt is shorter than a piece."""
+
+
+_MOST_BYTES = 4
+"""Of a character; `Prompt.bytes` counts characters."""
 
 
 def piece_keys(text: bytes, root: int) -> list[int]:
@@ -123,7 +128,7 @@ class Prompts:
         self,
         *,
         names: Sequence[str] | None = None,
-        template: ChatTemplate | None = None,
+        template: ChatTemplate | Harmony | None = None,
         table: TokenTable | None = None,
         session_key: str = "",
         owner_of: Callable[[Mapping[str, str]], Owner] = lambda headers: ANYBODY,
@@ -146,7 +151,8 @@ class Prompts:
 
         needs_tokens: if not, a directory whose tokens can't be read will do: prompts of token ids are not compared.
         """
-        table, template = None, ChatTemplate.load(directory)
+        table = None
+        template = Harmony() if is_harmony(directory) else ChatTemplate.load(directory)
         try:
             table = TokenTable.load(directory)
         except ConfigError as error:
@@ -267,7 +273,7 @@ class Prompts:
 
     def _is_short(self, prompt: Prompt, documents: object) -> bool:
         frame = _FRAME_BYTES * len(prompt.messages or ()) + (self._template.overhead if self._template else 0)
-        return not prompt.tools and not documents and prompt.bytes + frame < PIECE_BYTES
+        return not prompt.tools and not documents and _MOST_BYTES * prompt.bytes + frame < PIECE_BYTES
 
     def _adapter(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> str:
         """By header, then `adapters`, then `model`, as replicas take it."""

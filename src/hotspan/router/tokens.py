@@ -2,8 +2,8 @@
 
 KV events have tokens and requests have text: both are compared as the bytes of tokens. These differ from the text in a
 few places, which are learnt from the tokenizer's output for sample texts: what it puts in front (a BOS, a space), white
-space that special tokens remove, Unicode normal forms. A tokenizer that changes text in another way (lower case,
-unknown words) is refused.
+space that special tokens remove, Unicode normal forms, a mark that is the same as a space. A tokenizer that changes
+text in another way (lower case, unknown words) is refused.
 """
 
 import json
@@ -50,12 +50,18 @@ class _Spelling:
     lead:   goes in front of a stretch between special tokens: of the first one, if the text begins with it, or of
             each (`is_everywhere`); also of one that begins with it already (`is_doubled`).
     form:   the Unicode normal form that text is brought to.
+    is_one: spaces and the mark that stands for them in tokens (U+2581) can't be told apart in tokens.
     """
 
     lead: str = ""
     is_everywhere: bool = False
     is_doubled: bool = False
     form: Literal["", "NFC", "NFKC"] = ""
+    is_one: bool = False
+
+    def marked(self, text: str) -> str:
+        """The text with spaces for the mark, if it stands for them in texts too."""
+        return text.replace(_SPACE, " ") if self.is_one else text
 
 
 class AddedToken(NamedTuple):
@@ -151,7 +157,7 @@ class TokenTable:
             text = normal_form(text, how.form)
         if how.lead or self._strips:
             text = self._stretched(text)
-        spelt = text.encode(errors="replace")
+        spelt = how.marked(text).encode(errors="replace")
         return self.lead + spelt if is_whole else spelt
 
     # -- inside ----------------------------------------------------------------------------------------------------
@@ -170,8 +176,10 @@ class TokenTable:
         known = [(text, data) for text, data in spelt if data is not None]
         if not any(_PROBE in text for text, _ in known):
             raise ConfigError("the tokenizer does not know common characters: KV events can't be compared with text")
-        for lead, everywhere, doubled, form in product(("", " "), (False, True), (False, True), ("", "NFC", "NFKC")):
-            how = _Spelling(lead, everywhere, doubled, form)  # type: ignore[arg-type]
+        either = (False, True)
+        ways = product(either, ("", " "), either, either, ("", "NFC", "NFKC"))
+        for is_one, lead, everywhere, doubled, form in ways:
+            how = _Spelling(lead, everywhere, doubled, form, is_one)  # type: ignore[arg-type]
             if all(self._spelt(text, how) == data for text, data in known):
                 return how
         raise ConfigError(
@@ -181,7 +189,7 @@ class TokenTable:
 
     def _spelt(self, text: str, how: _Spelling) -> bytes:
         normal = unicodedata.normalize(how.form, text) if how.form else text
-        return self._stretched(normal, how).encode()
+        return how.marked(self._stretched(normal, how)).encode()
 
     def _put_in_front(self, tokenizer: "Tokenizer") -> bytes:
         """The bytes that the tokenizer puts in front of each prompt."""
@@ -215,6 +223,7 @@ def _samples(specials: Sequence[str]) -> Iterator[str]:
         "cafe\u0301",
         "\ufb01x",
         "\U0001f389 \u6f22",
+        f"x{_SPACE}y",
     )
     for special in specials[:8]:
         yield from (special + _PROBE, f"{special} {_PROBE}", f"x {special}\n{_PROBE}", special + special + _PROBE)
@@ -283,7 +292,8 @@ def _table(tokenizer: "Tokenizer", described: Mapping[str, Any]) -> list[bytes |
         table[number] = None if token == unknown else of_token(token)
     for added in described.get("added_tokens") or ():
         if added["content"] != unknown:
-            table[added["id"]] = added["content"].encode(errors="replace")
+            text = added["content"] if of_token is _byte_level else added["content"].replace(_SPACE, " ")
+            table[added["id"]] = text.encode(errors="replace")
     return table
 
 
