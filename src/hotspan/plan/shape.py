@@ -31,6 +31,12 @@ _INDEX_BLOCK: Final = 128  # values of the indexer's key that share a 4-byte sca
 _TEXT_CONFIGS: Final = ("text_config", "llm_config", "language_config", "thinker_config")
 _STATES: Final = ("linear_attention", "mamba", "mamba1", "mamba2", "conv", "short_conv", "recurrent", "gated_deltanet")
 _NOTHING: Final = ("mlp", "moe", "none", "noop")
+_TWICE: Final = ("longcat_flash",)
+"""Models that attend twice in each layer."""
+
+_BOTH: Final = ("falcon_h1",)
+"""Models each of whose layers has attention and a state beside it."""
+
 _UNEQUAL: Final = (
     *("per_layer_config", "block_configs", "compress_ratios", "global_head_dim", "num_global_key_value_heads"),
     *("swa_head_dim", "swa_num_key_value_heads", "num_key_value_heads_per_layer"),
@@ -249,15 +255,32 @@ class _TokenSize:
     def bytes_of(self, kind: LayerKind) -> int:
         if kind is LayerKind.LATENT:
             return self._latent()
-        heads = self._number("num_attention_heads", "n_head", "num_heads")
-        kv_heads = self._number("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num", or_=heads)
-        size = self._number("head_dim", "hidden_size_per_head", or_=0) or self._number("hidden_size", "n_embd") // heads
+        heads = self._number("num_attention_heads", "n_head", "num_heads", "n_heads")
+        kv_heads = self._kv_heads(heads)
+        size = self._number("head_dim", "hidden_size_per_head", "kv_channels", "attention_head_dim", or_=0)
+        size = size or self._number("hidden_size", "n_embd", "d_model", "n_embed") // heads
         if kv_heads % self._ranks and self._ranks % kv_heads:
             raise ConfigError(
                 f"{self._name}: {kv_heads} KV heads can't be split over {self._ranks} ranks: give a --tp that divides "
                 "them, or a multiple of them"
             )
         return self._ranks * max(1, kv_heads // self._ranks) * 2 * size * self._value_bytes
+
+    def _kv_heads(self, heads: int) -> int:
+        """KV heads of a layer. Whatever key says that there are fewer than heads must be known here.
+
+        Falcon's new architecture ignores its multi_query; ChatGLM's counts with multi_query_attention alone.
+        """
+        text = self._text
+        if text.get("multi_query") is True and not text.get("new_decoder_architecture"):
+            return 1
+        if text.get("multi_query_attention") is False:
+            return heads
+        inner = text.get("attn_config")
+        if isinstance(inner, Mapping):
+            return _number(inner, self._name, "kv_n_heads", or_=heads)
+        names = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num", "num_attention_groups")
+        return self._number(*names, or_=heads)
 
     def _latent(self) -> int:
         latent = self._number("kv_lora_rank") + self._number("qk_rope_head_dim", or_=0)
@@ -285,7 +308,9 @@ def _number(text: Config, name: str, *keys: str, or_: int | None = None) -> int:
 
 def _kinds(text: Config, name: str) -> list[tuple[LayerKind, int | None]]:
     """What each layer keeps, and its window; layers that reuse another's KV or keep none are left out."""
-    count = _number(text, name, "num_hidden_layers", "n_layer", "num_layers")
+    count = _number(text, name, "num_hidden_layers", "n_layer", "num_layers", "n_layers")
+    if text.get("model_type") in _TWICE:
+        count = 2 * _number(text, name, "num_layers")
     window = text.get("sliding_window")
     if text.get("use_sliding_window", not str(text.get("model_type")).startswith("qwen")) is False:
         window = None
@@ -295,6 +320,8 @@ def _kinds(text: Config, name: str) -> list[tuple[LayerKind, int | None]]:
     for word in _words(text, count, has_window=window is not None):
         if word in _STATES:
             kinds.append((LayerKind.STATE, None))
+        elif word == "both":
+            kinds += [(LayerKind.STATE, None), (plain, None)]
         elif word == "sliding_attention" and window is not None:
             kinds.append((LayerKind.WINDOW, window))
         elif word in ("full_attention", "attention", "sliding_attention", "chunked_attention"):
@@ -313,6 +340,11 @@ def _words(text: Config, count: int, *, has_window: bool) -> Sequence[str]:
         words = [str(word) for word in listed]
     elif pattern := text.get("hybrid_override_pattern"):
         words = [{"M": "mamba2", "*": "attention", "-": "mlp", "E": "moe"}.get(sign, sign) for sign in str(pattern)]
+    elif isinstance(linear := text.get("linear_attn_config"), Mapping):
+        full = linear["full_attn_layers"]  # counted from 1
+        words = ["full_attention" if index + 1 in full else "linear_attention" for index in range(count)]
+    elif text.get("model_type") in _BOTH:
+        words = ["both"] * count
     elif flags := text.get("attn_type_list"):
         words = ["attention" if flag == 1 else "linear_attention" for flag in flags]
     elif indices := text.get("attn_layer_indices"):
@@ -348,6 +380,8 @@ def state_bytes(text: Mapping[str, Any], value_bytes: int) -> int | None:
     try:
         if "linear_num_value_heads" in text:
             return _gated_delta_net(text, value_bytes, recurrent_bytes)
+        if isinstance(text.get("linear_attn_config"), Mapping):
+            return _kimi_delta_attention(text["linear_attn_config"], value_bytes)
         if "mamba_n_heads" in text or "mamba_num_heads" in text:
             return _mamba2(text, value_bytes, recurrent_bytes)
     except (KeyError, TypeError, ValueError):
@@ -362,11 +396,17 @@ def _gated_delta_net(text: Mapping[str, Any], value_bytes: int, recurrent_bytes:
     return convolution * value_bytes + values * int(text["linear_key_head_dim"]) * recurrent_bytes
 
 
+def _kimi_delta_attention(linear: Mapping[str, Any], value_bytes: int) -> int:
+    values = int(linear["num_heads"]) * int(linear["head_dim"])
+    convolution = 3 * values * (int(linear["short_conv_kernel_size"]) - 1)
+    return convolution * value_bytes + values * int(linear["head_dim"]) * 4  # vLLM keeps it in float32
+
+
 def _mamba2(text: Mapping[str, Any], value_bytes: int, recurrent_bytes: int) -> int:
     heads = int(text.get("mamba_n_heads") or text["mamba_num_heads"])
     head_size = int(text.get("mamba_d_head") or text["mamba_head_dim"])
     states = int(text.get("mamba_d_state") or text["ssm_state_size"])
     groups = int(text.get("mamba_n_groups") or text["n_groups"])
     kernel = int(text.get("mamba_d_conv") or text["conv_kernel"])
-    inner = heads * head_size
+    inner = int(text.get("mamba_d_ssm") or heads * head_size)
     return (inner + 2 * groups * states) * (kernel - 1) * value_bytes + inner * states * recurrent_bytes
