@@ -9,7 +9,7 @@ from tests.plan import models
 
 
 class Known(NamedTuple):
-    """kv_bytes: of one token. state_bytes: of one sequence; None for a kind of state whose size hotspan does not know."""
+    """kv_bytes: of one token. state_bytes: of one sequence; None for a kind whose size hotspan does not know."""
 
     config: dict[str, Any]
     kv_bytes: int

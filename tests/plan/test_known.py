@@ -3,7 +3,12 @@
 from typing import Any
 
 import pytest
+import vllm.config  # noqa: F401  its modules import each other: this one comes first
 from transformers import PreTrainedConfig
+from vllm.transformers_utils.model_arch_config_convertor import (
+    MODEL_ARCH_CONFIG_CONVERTORS,
+    ModelArchConfigConvertorBase,
+)
 
 from hotspan.core.errors import ConfigError
 from hotspan.plan.shape import LayerKind, ModelShape
@@ -33,11 +38,6 @@ def test_what_is_not_sized_is_refused_with_a_reason(name: str) -> None:
 
 def asked(text: dict[str, Any]) -> Any:
     """What the engine makes of a configuration: it knows heads and sizes by the model's type."""
-    from vllm.transformers_utils.model_arch_config_convertor import (
-        MODEL_ARCH_CONFIG_CONVERTORS,
-        ModelArchConfigConvertorBase,
-    )
-
     names = {"n_head": "num_attention_heads", "n_embd": "hidden_size", "n_heads": "num_attention_heads"}
     names |= {"n_layer": "num_hidden_layers", "d_model": "hidden_size", "n_layers": "num_hidden_layers"}
     config = PreTrainedConfig(**{names.get(name, name): value for name, value in text.items()})

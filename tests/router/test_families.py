@@ -108,11 +108,12 @@ def renderer(directory: Path) -> Any:
 def taken(engine: Any, seed: int) -> Iterator[tuple[dict[str, Any], list[int]]]:
     """Chats that the engine takes, with their token ids."""
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.exceptions import VLLMValidationError
 
     for body in islice(chats(seed), MOST_DRAWN):
         try:
             rendered = asyncio.run(engine.render_chat(ChatCompletionRequest(**json.loads(json.dumps(body)))))
-        except ValueError:  # the template refuses it
+        except VLLMValidationError:  # the template refuses it
             continue
         yield body, rendered[1][0]["prompt_token_ids"]
 

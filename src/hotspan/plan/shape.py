@@ -18,11 +18,11 @@ from typing import Any, Final, Self
 
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import CHUNK_TOKENS, PAGE_BYTES, round_up
+from hotspan.plan.states import DTYPE_BYTES, state_bytes
 
 Config = Mapping[str, Any]
 
-_DTYPE_BYTES: Final = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
-_KV_BYTES: Final = _DTYPE_BYTES | {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1, "fp8_ds_mla": 1}
+_KV_BYTES: Final = DTYPE_BYTES | {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1, "fp8_ds_mla": 1}
 _DS_MLA_BYTES: Final = 656  # a token and layer: values, rope and scales in one blob (vLLM's flashmla_sparse)
 _BLOCK_TOKENS: Final = 16
 """Of the engine's smallest block on GPUs."""
@@ -128,7 +128,7 @@ class ModelShape:
         for kind, window in dict.fromkeys(kinds):
             count = kinds.count((kind, window))
             if kind is LayerKind.STATE:
-                layers.append(Layers(kind, count, state_bytes=state_bytes(text, _DTYPE_BYTES[model_dtype])))
+                layers.append(Layers(kind, count, state_bytes=state_bytes(text, DTYPE_BYTES[model_dtype])))
             else:
                 layers.append(Layers(kind, count, token.bytes_of(kind), window))
         longest = text.get("max_position_embeddings") or text.get("max_seq_len") or text.get("n_positions")
@@ -220,7 +220,7 @@ def _text(config: Config) -> Config:
 def _model_dtype(config: Config, text: Config, dtype: str) -> str:
     """The dtype that the engine computes in: for models in float32 its "auto" means 16 bits."""
     if dtype != "auto":
-        if dtype not in _DTYPE_BYTES:
+        if dtype not in DTYPE_BYTES:
             raise ConfigError(f"--dtype {dtype} is unknown: give auto, bfloat16, float16 or float32")
         return dtype
     said = text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
@@ -367,46 +367,3 @@ def _window_words(text: Config, count: int) -> list[str]:
     return [
         "sliding_attention" if index >= first and (index + 1) % every else "full_attention" for index in range(count)
     ]
-
-
-def state_bytes(text: Mapping[str, Any], value_bytes: int) -> int | None:
-    """Bytes of one layer's state over all ranks; None for kinds that hotspan does not know.
-
-    text:        the config of the language model.
-    value_bytes: of the model's dtype; the recurrent part may have its own.
-    Source: vLLM's MambaStateShapeCalculator (model_executor/layers/mamba/mamba_utils.py).
-    """
-    recurrent_bytes = _DTYPE_BYTES.get(str(text.get("mamba_ssm_dtype")), value_bytes)
-    try:
-        if "linear_num_value_heads" in text:
-            return _gated_delta_net(text, value_bytes, recurrent_bytes)
-        if isinstance(text.get("linear_attn_config"), Mapping):
-            return _kimi_delta_attention(text["linear_attn_config"], value_bytes)
-        if "mamba_n_heads" in text or "mamba_num_heads" in text:
-            return _mamba2(text, value_bytes, recurrent_bytes)
-    except (KeyError, TypeError, ValueError):
-        return None
-    return None
-
-
-def _gated_delta_net(text: Mapping[str, Any], value_bytes: int, recurrent_bytes: int) -> int:
-    keys = int(text["linear_num_key_heads"]) * int(text["linear_key_head_dim"])
-    values = int(text["linear_num_value_heads"]) * int(text["linear_value_head_dim"])
-    convolution = (2 * keys + values) * (int(text["linear_conv_kernel_dim"]) - 1)
-    return convolution * value_bytes + values * int(text["linear_key_head_dim"]) * recurrent_bytes
-
-
-def _kimi_delta_attention(linear: Mapping[str, Any], value_bytes: int) -> int:
-    values = int(linear["num_heads"]) * int(linear["head_dim"])
-    convolution = 3 * values * (int(linear["short_conv_kernel_size"]) - 1)
-    return convolution * value_bytes + values * int(linear["head_dim"]) * 4  # vLLM keeps it in float32
-
-
-def _mamba2(text: Mapping[str, Any], value_bytes: int, recurrent_bytes: int) -> int:
-    heads = int(text.get("mamba_n_heads") or text["mamba_num_heads"])
-    head_size = int(text.get("mamba_d_head") or text["mamba_head_dim"])
-    states = int(text.get("mamba_d_state") or text["ssm_state_size"])
-    groups = int(text.get("mamba_n_groups") or text["n_groups"])
-    kernel = int(text.get("mamba_d_conv") or text["conv_kernel"])
-    inner = int(text.get("mamba_d_ssm") or heads * head_size)
-    return (inner + 2 * groups * states) * (kernel - 1) * value_bytes + inner * states * recurrent_bytes
