@@ -66,6 +66,8 @@ PLACES = {
     "router/index.py:PrefixIndex._to_sweep": HASHES,
     "router/index.py:PrefixIndex._hand": HASHES,
     "router/load.py:ReplicaLoad._queue": "tokens and times of requests in flight",
+    "router/matching.py:Matching._due": HASHES,
+    "router/matching.py:Matching._seen": REPLICAS,
     "router/metrics.py:Metrics._costs_s": REPLICAS,
     "router/queue.py:_Lane.queue": "requests that wait, within their tenant's lane (router/test_queue.py)",
     "router/queue.py:FairQueue._lanes": TENANTS,
