@@ -88,6 +88,11 @@ figures: develop  ## Measure what docs/benchmarks.md quotes, into benchmarks/res
 	@$(BIN)/python -m benchmarks.l2_redis --output benchmarks/results/l2-redis.json
 	@$(BIN)/python -m benchmarks.server_overhead --output benchmarks/results/server-overhead.json
 
+.PHONY: agent-traces
+agent-traces: develop  ## Replay sessions of agents that you have (DIR=..., see docs/simulate.md) over tiers of several sizes
+	@$(BIN)/hotspan trace show $(DIR)
+	@$(BIN)/hotspan simulate --trace $(DIR) --replicas 1 --strategy auto --ram-gib 20 --ram-gib 100 --eviction arc --eviction lru
+
 .PHONY: speculative
 speculative: develop  ## What drafted tokens save: time between tokens, CPU, acceptance of the trained head (about 2 minutes)
 	@$(BIN)/python -m benchmarks.speculative --modes eagle --texts 4 --output benchmarks/results/speculative.json

@@ -15,7 +15,7 @@ from simulated import SimulatedLoop, run_simulated
 from hotspan.bench.config import BenchConfig
 from hotspan.bench.records import Loop, RequestRecord, RoundName
 from hotspan.bench.workloads import WORKLOADS
-from hotspan.bench.workloads.base import OpenLoop, Prompt, Round, Scale
+from hotspan.bench.workloads.base import AwaitingLoop, OpenLoop, Prompt, Round, Scale
 from hotspan.bench.workloads.questions import Case, Question, read_cases
 from hotspan.bench.workloads.sessions import due_times
 from hotspan.core.errors import ConfigError
@@ -250,6 +250,32 @@ def test_a_trace_shares_text_where_it_shares_blocks(tmp_path: Path) -> None:
     assert list(rounds(replay)[RoundName.QUERY].due_s) == [0.0, 0.25, 1.0]  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="--trace-file"):
         prompts(config("trace-replay"))
+
+
+def test_sessions_are_sent_after_the_answers_that_they_await(tmp_path: Path) -> None:
+    """In a closed loop a prompt comes a pause after the last of its answers, however slow; other sessions go on."""
+    rows = [
+        {"timestamp": at, "input_length": 600, "output_length": 2, "hash_ids": [at, at + 1], "session": session}
+        | {"after": after, "think_ms": think}
+        for at, session, after, think in ((0, 1, [], 0), (1, 2, [], 0), (1000, 1, [0], 2000), (1500, 1, [0, 2], 500))
+    ]
+    path = tmp_path / "closed.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    round = rounds(config("trace-replay", trace_file=str(path)))[RoundName.QUERY]
+    assert isinstance(round, AwaitingLoop) and round.loop is Loop.CLOSED and round.expected == 4
+    sent: dict[str, float] = {}
+
+    async def main(clock: Callable[[], float]) -> None:
+        async def send(prompt: Prompt, due_time: float | None = None) -> RequestRecord:
+            sent[prompt.request_id] = clock()
+            await asyncio.sleep(100)
+            return RequestRecord(prompt.request_id, 0, False, clock(), clock(), clock())
+
+        await round.play(send, clock)
+
+    ended = run_simulated(main)
+    assert [sent[f"r{n}"] for n in range(4)] == pytest.approx([0.0, 0.001, 102.0, 202.5])
+    assert ended == pytest.approx(302.5)
 
 
 def test_an_open_loop_sends_when_it_is_due_however_slow_the_server_is() -> None:

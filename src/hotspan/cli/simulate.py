@@ -20,7 +20,8 @@ class SimulateOptions:
 
     trace: tuple[str, ...] = option(
         ("conversation", "synthetic"),
-        "Trace: conversation, synthetic, toolagent, documents, or a file in Mooncake's format. May be repeated. "
+        "Trace: conversation, synthetic, toolagent, documents, a file in Mooncake's format, or agents' sessions (a "
+        "file or a directory). May be repeated. "
         "Default: conversation, synthetic.",
     )
     strategy: tuple[str, ...] = option((), "Routing strategy. May be repeated. Default: all.")

@@ -1,11 +1,11 @@
-"""`hotspan trace`: record which requests of a running server share text, to simulate other sizes on them."""
+"""`hotspan trace`: record which requests of a running server share text, and show what a trace is like."""
 
 import contextlib
 import secrets
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,13 +15,13 @@ import typer
 
 from hotspan.cli.admin_client import Admin
 from hotspan.cli.options import runs
-from hotspan.cli.output import check_writable, print_written
-from hotspan.config.kinds import POSITIVE, between
+from hotspan.cli.output import Printing, check_writable, print_json, print_written
+from hotspan.config.kinds import COUNT, POSITIVE, between
 from hotspan.config.options import option
 from hotspan.core.errors import ConfigError, RefusedError
-from hotspan.core.trace import BLOCK_RANGE, BLOCK_TOKENS
+from hotspan.core.trace import BLOCK_RANGE, BLOCK_TOKENS, read
 
-trace = typer.Typer(help="Record traces of requests.", no_args_is_help=True)
+trace = typer.Typer(help="Record and describe traces of requests.", no_args_is_help=True)
 
 _FETCH_S = 1.0
 
@@ -80,6 +80,36 @@ def record(
         typer.secho(f"did not always answer, so that requests may be missing: {', '.join(silent)}", fg="yellow")
     if lost:
         typer.secho(f"{lost} requests are missing: not answered at the end, or too many at once", fg="yellow")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowOptions:
+    """How a trace is described."""
+
+    requests: int | None = option(None, "Number of requests. Default: the whole trace.", kind=COUNT)
+    printing: Printing = field(default_factory=Printing)
+
+
+@trace.command("show")
+@runs(ShowOptions)
+def show(
+    options: ShowOptions,
+    path: Annotated[Path, typer.Argument(help="Trace in Mooncake's format, or agents' sessions (file or directory).")],
+) -> None:
+    """Show what a trace is like: requests, lengths, what an endless cache would find, sessions, how answers ended."""
+    facts = read(path, options.requests).facts()
+    if options.printing.json:
+        print_json(asdict(facts))
+        return
+    typer.echo(
+        f"{facts.requests:,} requests over {facts.span_s:,.0f} s, {facts.mean_tokens:,.0f} tokens in and "
+        f"{facts.mean_answer_tokens:,.0f} out, {facts.asked_before:.1%} of the blocks asked for before"
+    )
+    if facts.sessions is not None:
+        typer.echo(f"{facts.sessions:,} sessions, in which requests await earlier answers (closed loop)")
+    if facts.finish_reasons is not None:
+        ends = sorted(facts.finish_reasons.items(), key=lambda each: -each[1])
+        typer.echo("answers ended by " + ", ".join(f"{name or 'unknown'}: {count:,}" for name, count in ends))
 
 
 def collect(

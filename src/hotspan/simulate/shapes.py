@@ -329,7 +329,7 @@ def sources(
     for name in names:
         if name in SHAPES:
             found[name] = partial(_drawn, SHAPES[name], requests, rate_scale)
-        elif Path(name).is_file():
+        elif Path(name).exists():
             found[name] = partial(_same, read(Path(name), requests).faster(rate_scale))
         else:
             raise ConfigError(f"there is no trace {name}: give one of {', '.join(SHAPES)}, or a file")

@@ -1,14 +1,15 @@
 """One replay: a trace over simulated replicas behind one router.
 
-Things happen in the order of time: arrivals out of the trace, and what comes next at each replica out of a heap. An
-entry of the heap is stale once its replica has changed since.
+Things happen in the order of time: arrivals, and what comes next at each replica out of a heap. An entry of the heap is
+stale once its replica has changed since. A request that awaits others arrives when they have been answered and its
+client has thought (a closed loop); the others at the times of the trace.
 """
 
 import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from hotspan.core.trace import Trace
 from hotspan.router.types import Medium
@@ -89,6 +90,9 @@ class Simulation:
         self._events: deque[tuple[float, int, Medium, Change]] = deque()
         self._heap: list[tuple[float, int, int]] = []
         self._versions = [0] * setup.replicas
+        self._arrivals: list[tuple[float, int]] = []  # when, and which
+        self._awaited: list[int] = []  # of each request, how many have not been answered yet
+        self._awaiting: dict[int, list[int]] = {}  # by request, those that await it
         shared = _caches(setup, (Medium.L2,))
         self.replicas = [
             SimulatedReplica(
@@ -104,16 +108,17 @@ class Simulation:
     def run(self, trace: Trace) -> Outcome:
         """What became of the requests. Takes a fraction of a millisecond for each."""
         jobs = self._jobs = [Job(n, each, each.at_s) for n, each in enumerate(trace.requests)]
+        self._await(trace)
         load: list[Load] = []
         every = max(1, len(jobs) // _SAMPLES)
-        for job in jobs:
-            self._until(job.arrived_s)
+        for arrived in range(len(jobs)):
+            job = self._next_job()
             self._clock.now_s = job.arrived_s
             self._hear(job.arrived_s)
             replica = self.replicas[self._router.send(job)]
             replica.arrive(job, job.arrived_s)
             self._plan(replica)
-            if job.index % every == 0:
+            if arrived % every == 0:
                 waiting = [each.requests for each in self.replicas]
                 load.append(Load(job.arrived_s, max(waiting), sum(waiting) / len(waiting)))
         self._until(NEVER)
@@ -121,16 +126,36 @@ class Simulation:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
+    def _await(self, trace: Trace) -> None:
+        """Note which requests come at times of their own, and which others await."""
+        self._arrivals = [(each.at_s, n) for n, each in enumerate(trace.requests) if not each.after]
+        heapify(self._arrivals)
+        self._awaited = [len(each.after) for each in trace.requests]
+        for n, each in enumerate(trace.requests):
+            for other in each.after:
+                self._awaiting.setdefault(other, []).append(n)
+
+    def _next_job(self) -> Job:
+        """The next to arrive, after all that happens before."""
+        while not self._arrivals or (self._heap and self._heap[0][0] <= self._arrivals[0][0]):
+            self._step()
+        at_s, number = heappop(self._arrivals)
+        job = self._jobs[number]
+        job.arrived_s = at_s
+        return job
+
     def _until(self, end_s: float) -> None:
         """Let happen what comes before."""
-        heap, versions, clock = self._heap, self._versions, self._clock
-        while heap and heap[0][0] <= end_s:
-            at_s, number, version = heappop(heap)
-            if version == versions[number]:
-                clock.now_s = at_s
-                replica = self.replicas[number]
-                replica.advance(at_s)
-                self._plan(replica)
+        while self._heap and self._heap[0][0] <= end_s:
+            self._step()
+
+    def _step(self) -> None:
+        at_s, number, version = heappop(self._heap)
+        if version == self._versions[number]:
+            self._clock.now_s = at_s
+            replica = self.replicas[number]
+            replica.advance(at_s)
+            self._plan(replica)
 
     def _plan(self, replica: SimulatedReplica) -> None:
         self._versions[replica.number] += 1
@@ -154,6 +179,10 @@ class Simulation:
 
     def _end(self, job: Job, now_s: float) -> None:
         self._router.end(job)
+        for number in self._awaiting.pop(job.index, ()):
+            self._awaited[number] -= 1
+            if not self._awaited[number]:
+                heappush(self._arrivals, (now_s + self._jobs[number].request.think_s, number))
 
     def _outcome(self, jobs: Sequence[Job], load: list[Load]) -> Outcome:
         loaded = {

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _FIRST: Final = 8
 _AHEAD: Final = 64
 _PAUSE_S: Final = 0.001
+_FEW_S: Final = 0.1
+"""Before a prompt of a session is due, it is made: all of a long trace at once do not fit memory."""
 _SPARE_S: Final = 0.005
 """A prompt is made if nothing is due for this long, and for as long as the slowest one took."""
 
@@ -173,6 +175,53 @@ class OpenLoop:
     @staticmethod
     async def _send(prompt: Prompt, due_time: float, send: Send) -> None:
         await send(prompt, due_time)
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitingLoop:
+    """Prompts of sessions, each sent a while after the answers that it awaits; those that await none at their times.
+
+    after:   of each prompt, the places of earlier ones.
+    pause_s: of each, seconds after the last of these answers, or from the round's start.
+    """
+
+    name: RoundName
+    prompts: Sequence[Prompt] = field(repr=False)
+    after: Sequence[Sequence[int]] = field(repr=False)
+    pause_s: Sequence[float] = field(repr=False)
+
+    @property
+    def expected(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def loop(self) -> Loop:
+        return Loop.CLOSED
+
+    async def play(self, send: Send, clock: RunClock) -> None:
+        """A prompt is made during the pause before it. One whose request fails counts as answered."""
+        awaited = [len(each) for each in self.after]
+        awaiting: dict[int, list[int]] = {}
+        for number, others in enumerate(self.after):
+            for other in others:
+                awaiting.setdefault(other, []).append(number)
+
+        async def send_one(number: int, began: float, tasks: asyncio.TaskGroup) -> None:
+            due = began + self.pause_s[number]
+            await asyncio.sleep(max(0.0, due - _FEW_S - clock()))
+            prompt = self.prompts[number]
+            await asyncio.sleep(max(0.0, due - clock()))
+            await send(prompt)
+            for each in awaiting.get(number, ()):
+                awaited[each] -= 1
+                if not awaited[each]:
+                    tasks.create_task(send_one(each, clock(), tasks))
+
+        started = clock()
+        async with asyncio.TaskGroup() as tasks:
+            for number, left in enumerate(awaited):
+                if not left:
+                    tasks.create_task(send_one(number, started, tasks))
 
 
 @dataclass(frozen=True, slots=True)

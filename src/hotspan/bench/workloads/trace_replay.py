@@ -1,5 +1,7 @@
 """A trace of requests (core/trace.py), replayed at its own times or faster: one's own, or a published one.
 
+Where it tells which answers a request awaits, as agents' sessions do, it is replayed in a closed loop.
+
 Each block of the trace becomes the same words wherever it occurs, so that a server finds again what the trace shares.
 """
 
@@ -10,7 +12,16 @@ from pathlib import Path
 from typing import ClassVar, Final, overload
 
 from hotspan.bench.records import RoundName
-from hotspan.bench.workloads.base import ClosedLoop, CountTokens, OpenLoop, Prompt, Round, Scale, WorkloadOptions
+from hotspan.bench.workloads.base import (
+    AwaitingLoop,
+    ClosedLoop,
+    CountTokens,
+    OpenLoop,
+    Prompt,
+    Round,
+    Scale,
+    WorkloadOptions,
+)
 from hotspan.bench.workloads.texts import plain_words, pre_warm_up, words_per_token
 from hotspan.config.kinds import NATURAL, POSITIVE
 from hotspan.config.options import option
@@ -29,7 +40,9 @@ class TraceReplayOptions(WorkloadOptions):
     PREFIX: ClassVar[str] = "trace"
     COUNTS: ClassVar[str] = "num_requests"
 
-    file: str = option("", "Trace in Mooncake's format, such as `hotspan trace record` writes. Required.")
+    file: str = option(
+        "", "Trace in Mooncake's format, such as `hotspan trace record` writes, or agents' sessions. Required."
+    )
     rate_scale: float = option(1.0, "Factor for the arrival rate.", kind=POSITIVE)
     length_scale: float = option(1.0, "Factor for the lengths of prompts and answers.", kind=POSITIVE)
     num_requests: int = option(0, "Number of requests. Default: the whole trace.", kind=NATURAL)
@@ -55,9 +68,18 @@ class TraceReplayOptions(WorkloadOptions):
         first = pre_warm_up(_PRE_WARM_UP_REQUESTS, self.tokens_each, 8)
         return (
             ClosedLoop(RoundName.PRE_WARM_UP, first, _PRE_WARM_UP_REQUESTS),
-            OpenLoop(RoundName.QUERY, prompts, [each.at_s - begins_s for each in requests]),
+            _query(trace, prompts, begins_s),
             ClosedLoop(RoundName.CHECK, tuple(prompts[:_CHECKED])),
         )
+
+
+def _query(trace: Trace, prompts: Sequence[Prompt], begins_s: float) -> Round:
+    """In a closed loop if the trace tells what its requests await, else at its times."""
+    due_s = [each.at_s - begins_s for each in trace.requests]
+    if not trace.is_closed:
+        return OpenLoop(RoundName.QUERY, prompts, due_s)
+    pause_s = [each.think_s if each.after else at_s for each, at_s in zip(trace.requests, due_s, strict=True)]
+    return AwaitingLoop(RoundName.QUERY, prompts, [each.after for each in trace.requests], pause_s)
 
 
 class _Prompts(Sequence[Prompt]):
