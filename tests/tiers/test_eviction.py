@@ -12,6 +12,7 @@ from benchmarks.policies import LeafLru, replay_one
 from hotspan.core.types import Chunk, ChunkKey
 from hotspan.testing.chunks import chain, key_of
 from hotspan.tiers.eviction import LeafArc, Share, Shares
+from hotspan.tiers.retention import LeafRetention
 from tests.operations import operations
 from tests.tiers.arc_reference import ReferenceArc
 
@@ -22,6 +23,7 @@ PARENT = {
 NAMES = sorted(PARENT)
 KEY: dict[str, ChunkKey] = {name: key_of(name) for name in NAMES}
 NAME = {key: name for name, key in KEY.items()}
+BOTH = (LeafArc, LeafRetention)
 TENANTS = (0, 1, 2, -(2**63), 2**64 - 1)
 SHARES = {
     "default": Shares(),
@@ -266,13 +268,14 @@ def test_a_scan_leaves_what_is_reused() -> None:
     assert rates[LeafArc] >= 0.95
 
 
+@pytest.mark.parametrize("make", BOTH)
 @pytest.mark.parametrize("working_set", [0.25, 0.24, 0.15])
 @pytest.mark.parametrize("length", [1, 7, 40])
-def test_a_flood_costs_others_nothing_within_their_floor(working_set: float, length: int) -> None:
+def test_a_flood_costs_others_nothing_within_their_floor(make: type[LeafArc], working_set: float, length: int) -> None:
     """One-time texts of one tenant cost another, whose working set fits its floor, at most 5 points of hit rate."""
     rates = []
     for flooded in (False, True):
-        rng, arc, hits, asked = random.Random(1), LeafArc(400), 0, 0
+        rng, arc, hits, asked = random.Random(1), make(400), 0, 0
         texts = [chain(f"B {n}", 5) for n in range(int(400 * working_set) // 5)]
         for n in range(1500):
             text = rng.choice(texts)
@@ -287,9 +290,10 @@ def test_a_flood_costs_others_nothing_within_their_floor(working_set: float, len
     assert rates[0] - rates[1] <= 0.05
 
 
-def test_a_flood_that_comes_first_gives_way() -> None:
+@pytest.mark.parametrize("make", BOTH)
+def test_a_flood_that_comes_first_gives_way(make: type[LeafArc]) -> None:
     """A tenant that comes to a full tier gets to its floor at the others' expense, not by pushing out its own."""
-    arc = LeafArc(100)
+    arc = make(100)
     for n in range(100):
         store(arc, f"A {n}", 1)
     for n in range(25):
@@ -297,10 +301,11 @@ def test_a_flood_that_comes_first_gives_way() -> None:
     assert arc.tenants() == {1: 75, 2: 25}
 
 
+@pytest.mark.parametrize("make", BOTH)
 @pytest.mark.parametrize("pattern", ["in turns", "at random"])
-def test_an_idle_tenant_gives_way(pattern: str) -> None:
+def test_an_idle_tenant_gives_way(make: type[LeafArc], pattern: str) -> None:
     """A working set that fits the tier gets its room from a tenant that went away, down to that one's floor."""
-    rng, arc = random.Random(1), LeafArc(400)
+    rng, arc = random.Random(1), make(400)
     for _ in range(3000):
         serve(arc, chain(f"gone {rng.randrange(80)}", 5), tenant=1)
     assert arc.tenants() == {1: 400}
@@ -310,9 +315,10 @@ def test_an_idle_tenant_gives_way(pattern: str) -> None:
     assert sum(found[-1000:]) >= 0.95 * 5000
 
 
-def test_nobody_pays_below_the_floor() -> None:
+@pytest.mark.parametrize("make", BOTH)
+def test_nobody_pays_below_the_floor(make: type[LeafArc]) -> None:
     """Whatever tenants do, another's chunk goes only while that one holds more than its floor."""
-    rng, arc = random.Random(3), LeafArc(60, Shares(by_tenant={1: Share(floor=0.5), 2: Share(floor=0.1, quota=0.2)}))
+    rng, arc = random.Random(3), make(60, Shares(by_tenant={1: Share(floor=0.5), 2: Share(floor=0.1, quota=0.2)}))
     for n in range(5000):
         tenant = rng.choice([1, 2, 3, 3, 3, 4])
         name = f"{tenant} {rng.randrange(40)}" if rng.random() < 0.5 else f"{tenant} {n} once"
@@ -329,9 +335,10 @@ def test_nobody_pays_below_the_floor() -> None:
         arc.check()
 
 
-def test_at_its_quota_a_tenant_makes_room_itself() -> None:
+@pytest.mark.parametrize("make", BOTH)
+def test_at_its_quota_a_tenant_makes_room_itself(make: type[LeafArc]) -> None:
     """A tenant never holds more than its quota, and there only its own chunks go, or none."""
-    arc = LeafArc(10, Shares(by_tenant={1: Share(quota=0.3)}))
+    arc = make(10, Shares(by_tenant={1: Share(quota=0.3)}))
     arc.add(KEY["a"], None, 2)
     for n in range(3):
         assert arc.may_add(1)
@@ -339,12 +346,13 @@ def test_at_its_quota_a_tenant_makes_room_itself() -> None:
     assert not arc.may_add(1) and arc.may_add(2)
     assert arc.victim(1, everything) == key_of("own 0")
     assert arc.victim(1, lambda key: key == KEY["a"]) is None
-    assert LeafArc(10, Shares(by_tenant={1: Share(quota=0.0)})).victim(1, everything) is None
+    assert make(10, Shares(by_tenant={1: Share(quota=0.0)})).victim(1, everything) is None
 
 
-def test_old_protected_chunks_are_passed_as_one() -> None:
+@pytest.mark.parametrize("make", BOTH)
+def test_old_protected_chunks_are_passed_as_one(make: type[LeafArc]) -> None:
     """A victim is found with a handful of questions though thousands of protected chunks are the oldest."""
-    arc = LeafArc(20_000, Shares(by_tenant={1: Share(floor=0.5)}))
+    arc = make(20_000, Shares(by_tenant={1: Share(floor=0.5)}))
     arc.adopt([(key_of(f"protected {n}"), None, 1) for n in range(10_000)])
     for n in range(10_000):
         arc.add(key_of(f"other {n}"), None, 2)
@@ -367,10 +375,11 @@ def test_old_protected_chunks_are_passed_as_one() -> None:
     assert len(asked) == 1000 and steps < 10_000
 
 
+@pytest.mark.parametrize("make", BOTH)
 @pytest.mark.parametrize("evicted", [True, False])
-def test_forgotten_chunks_leave_no_ghost(evicted: bool) -> None:
+def test_forgotten_chunks_leave_no_ghost(make: type[LeafArc], evicted: bool) -> None:
     """An evicted chunk that comes back was used twice, and outlives newer ones; a forgotten one is as new."""
-    arc = LeafArc(20)
+    arc = make(20)
     for n in range(20):
         store(arc, f"old {n}", 0)
     arc.remove(key_of("old 0"), evicted=evicted)
@@ -380,9 +389,10 @@ def test_forgotten_chunks_leave_no_ghost(evicted: bool) -> None:
     assert (key_of("old 0") in arc) == evicted
 
 
-def test_ghosts_are_bounded() -> None:
+@pytest.mark.parametrize("make", BOTH)
+def test_ghosts_are_bounded(make: type[LeafArc]) -> None:
     """However much was evicted, no more ghosts are kept than the tier holds chunks."""
-    rng, arc = random.Random(0), LeafArc(50, Shares(by_tenant={1: Share(quota=0.1)}))
+    rng, arc = random.Random(0), make(50, Shares(by_tenant={1: Share(quota=0.1)}))
     most = 0
     for n in range(3000):
         serve(arc, chain(f"text {rng.randrange(60) if n % 2 else n}", rng.randrange(1, 6)), tenant=n % 3)
@@ -393,9 +403,10 @@ def test_ghosts_are_bounded() -> None:
     assert most > 25
 
 
-def test_a_flood_moves_nobody_elses_target() -> None:
+@pytest.mark.parametrize("make", BOTH)
+def test_a_flood_moves_nobody_elses_target(make: type[LeafArc]) -> None:
     """What one tenant's chunks do leaves the balance between another's lists alone, and its ghosts."""
-    arc = LeafArc(200)
+    arc = make(200)
     rng = random.Random(5)
     for _ in range(600):
         serve(arc, chain(f"B {rng.randrange(120)}", 2), tenant=2)

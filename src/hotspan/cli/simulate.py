@@ -43,7 +43,9 @@ class SimulateOptions:
     )
     l2_gib: tuple[float, ...] = option((0.0,), f"Shared L2, in GiB. {_SIZE} Default: 0.", kind=several(NOT_NEGATIVE))
     eviction: tuple[str, ...] = option(
-        (Sizes().eviction,), "Eviction policy of the tiers: arc or lru. May be repeated. Default: arc.", kind=TEXTS
+        (Sizes().eviction,),
+        "Eviction policy of the tiers: arc, as the engine's, lru, or learned. May be repeated. Default: arc.",
+        kind=TEXTS,
     )
     costs: Costs = field(default_factory=Costs)
     is_blending: bool = option(

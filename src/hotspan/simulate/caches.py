@@ -5,9 +5,12 @@ A block is its key, an int. Each cache holds whole prefixes: what a block stands
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
+from hotspan.core.requests import ABORT, LENGTH, STOP, TOOL_CALLS, Request
+from hotspan.core.types import ChunkKey
 from hotspan.tiers.eviction import LeafArc
+from hotspan.tiers.retention import Ending, LeafRetention
 
 
 class Change(NamedTuple):
@@ -31,6 +34,9 @@ class BlockCache(Protocol):
         loaded: the places of those that a tier was asked for; None: of all that it has. What the GPU had is no use of
                 the tiers' chunks, as in the engine.
         """
+
+    def ended(self, request: Request) -> None:
+        """A request that has used these blocks was answered."""
 
 
 class Lru:
@@ -63,6 +69,8 @@ class Lru:
             went.append(blocks.popitem(last=False)[0])
         came.reverse()
         return Change(came, went)
+
+    def ended(self, request: Request) -> None: ...
 
 
 class Pool:
@@ -122,6 +130,8 @@ class Pool:
         came.reverse()
         return Change(came, went)
 
+    def ended(self, request: Request) -> None: ...
+
     def _put(self, key: int | tuple[int], tokens: int) -> None:
         self._blocks[key] = tokens
         self._used += tokens
@@ -143,6 +153,12 @@ class TierCache:
     def prefix(self, keys: Sequence[int], start: int, end: int) -> int:
         return next((n for n in range(start, end) if keys[n] not in self._policy), end)
 
+    def may_come(self, key: int, parent: int | None, victim: int) -> bool:
+        """Whether a block behind `parent` is worth more than the one that goes for it."""
+        return True
+
+    def ended(self, request: Request) -> None: ...
+
     def use(self, keys: Sequence[int], loaded: range | None = None, tenant: int = 0) -> Change:
         """As above. What is missing comes in order, until there is no victim: these blocks never evict each other."""
         policy = self._policy
@@ -156,7 +172,7 @@ class TierCache:
                 continue
             if len(policy) >= self._capacity or not policy.may_add(tenant):
                 victim = policy.victim(tenant, lambda key: key not in own)
-                if victim is None:
+                if victim is None or not self.may_come(keys[n], keys[n - 1] if n else None, victim):
                     break
                 policy.remove(victim, evicted=True)
                 went.append(victim)
@@ -165,9 +181,31 @@ class TierCache:
         return Change(came, went)
 
 
-EVICTIONS = ("arc", "lru")
+class LearnedCache(TierCache):
+    """A tier that learns from how requests end. What is not worth its room does not come if nothing is below it."""
+
+    def __init__(self, capacity: int) -> None:
+        self._retention = LeafRetention(capacity)
+        super().__init__(capacity, self._retention)
+
+    def may_come(self, key: int, parent: int | None, victim: int) -> bool:
+        return self._retention.is_worth(*cast("tuple[ChunkKey, ChunkKey | None, ChunkKey]", (key, parent, victim)))
+
+    def ended(self, request: Request) -> None:
+        ending = ENDINGS.get(request.finish_reason, Ending.UNKNOWN)
+        keys = cast("Sequence[ChunkKey]", request.keys)
+        last = next((key for key in reversed(keys) if key in self._retention), None)
+        if last is not None:
+            self._retention.ended(last, ending, is_subagent=request.is_subagent)
+
+
+ENDINGS = {TOOL_CALLS: Ending.TOOL_CALLS, STOP: Ending.STOP, LENGTH: Ending.LENGTH, ABORT: Ending.ABORT}
+
+EVICTIONS = ("learned", "arc", "lru")
 
 
 def make_cache(eviction: str, blocks: int) -> BlockCache:
     """A tier of so many blocks, with one of EVICTIONS."""
+    if eviction == "learned":
+        return LearnedCache(blocks)
     return TierCache(blocks, LeafArc(blocks)) if eviction == "arc" else Lru(blocks)

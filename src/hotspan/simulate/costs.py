@@ -99,7 +99,8 @@ class Blend:
 class Sizes:
     """What a replica holds; L2 is one for all.
 
-    eviction: of the tiers below the GPU, "arc" as hotspan's or "lru"; the engine's own pool is always LRU.
+    eviction: of the tiers below the GPU, "arc" as hotspan's, "lru", or "learned" from how requests end
+              (tiers/retention.py); the engine's own pool is always LRU.
     replicas: number of them; None is as the setup says.
     """
 

@@ -185,6 +185,8 @@ class SimulatedReplica:
     def _end(self, job: Job) -> None:
         job.ended_s = self.at_s
         self._pool.end(job.tail)
+        for cache in self._caches.values():
+            cache.ended(job.request)
         self._on_end(job, self.at_s)
 
     def _tail(self, request: Request, blocks: int) -> int:

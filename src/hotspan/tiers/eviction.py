@@ -30,6 +30,7 @@ from hotspan.core.multimap import Multimap
 from hotspan.core.types import ChunkKey
 from hotspan.tiers.leaves import Held, Leaf, Leaves
 from hotspan.tiers.shares import Share, Shares
+from hotspan.tiers.uses import Use
 
 __all__ = ["LeafArc", "Share", "Shares"]
 
@@ -37,14 +38,15 @@ _IDLE_TURNS = 16
 """In uses and arrivals of as many chunks as the tier holds."""
 
 
-class _Node(Struct, eq=False, gc=False):
-    """A chunk of `tenant`, in its list `often` or `once`."""
+class Node(Struct, eq=False, gc=False):
+    """A chunk of `tenant`, in its list `often` or `once`. use: its last one, as far as `LeafRetention` knows it."""
 
     parent: ChunkKey | None
     tenant: int
     used: int
     is_often: bool = False
     size: int = 1
+    use: Use | None = None
 
 
 class LeafArc:
@@ -61,7 +63,7 @@ class LeafArc:
         self._capacity = capacity
         self._slots = capacity  # what quotas are parts of, also while there is room for less
         self._shares = shares or Shares()
-        self._nodes: dict[ChunkKey, _Node] = {}
+        self._nodes: dict[ChunkKey, Node] = {}
         self._children = Multimap[ChunkKey, ChunkKey]()  # of each parent, here or not: a child may come back first
         self._tenants: dict[int, Held] = {}
         self._sharing = 0  # tenants here that have the default floor
@@ -88,12 +90,13 @@ class LeafArc:
             raise ValueError("the chunk is here already")
         self._now += 1
         held = self._tenants.get(tenant) or self._arrive(tenant)
-        into = held.list_for(key)
+        into = self._list_for(held, key)
         into.chunks += 1
-        self._nodes[key] = _Node(parent, held.tenant, self._now, into is held.often)
+        node = self._nodes[key] = Node(parent, held.tenant, self._now, into is held.often)
         held.size += 1
+        self._used(key, node)
         if key not in self._children:
-            into.push((self._now, key), parent)
+            self._offer(held, key, node, parent)
         if parent is not None:
             self._children.add(parent, key)
             above = self._nodes.get(parent)
@@ -110,7 +113,7 @@ class LeafArc:
             held = tenants.get(tenant) or self._arrive(tenant)
             held.once.chunks += 1
             held.size += 1
-            nodes[key] = _Node(parent, held.tenant, now)
+            nodes[key] = Node(parent, held.tenant, now)
             if parent is not None:
                 children.add(parent, key)
             self._now = now
@@ -118,7 +121,7 @@ class LeafArc:
             raise ValueError("a chunk came twice")
         for key, node in nodes.items():
             if key not in children:
-                tenants[node.tenant].once.heap.append((node.used, key))  # in order, so it is a heap
+                self._offer(tenants[node.tenant], key, node)
         for held in tenants.values():
             self._post(held)
 
@@ -145,8 +148,9 @@ class LeafArc:
                 held.once.chunks -= 1
                 held.often.chunks += 1
                 node.is_often = True
+            self._used(key, node)
             if key not in self._children:
-                held.often.push((node.used, key))
+                self._offer(held, key, node)
         for held in touched.values():
             self._post(held)
 
@@ -157,7 +161,7 @@ class LeafArc:
             node = self._nodes[key]
             node.used = self._now
             held = self._tenants[node.tenant]
-            held.list_of(node.is_often).push((node.used, key))
+            self._offer(held, key, node)
             self._post(held)
 
     def remove(self, key: ChunkKey, *, evicted: bool = False) -> None:
@@ -176,7 +180,7 @@ class LeafArc:
             above = self._nodes.get(node.parent)
             if above is not None:
                 of_above = self._tenants[above.tenant]
-                of_above.list_of(above.is_often).push((above.used, node.parent))
+                self._offer(of_above, node.parent, above)
                 if of_above is not held:
                     self._post(of_above)
         if held.chunks:
@@ -202,7 +206,7 @@ class LeafArc:
         if is_modest:
             others_pay = others_pay and (0 if own is None else own.size) < self.floor(tenant)
         found = self._payers_first(may_go, passed) if others_pay else None
-        while found is None and own is not None and (first := own.first()) is not None:
+        while found is None and own is not None and (first := self._first(own)) is not None:
             found = self._unless_pinned(own, *first, may_go, passed)
         for held, leaves, leaf in passed:
             leaves.push(leaf)
@@ -268,7 +272,7 @@ class LeafArc:
             if key not in children:
                 leaves.setdefault((node.tenant, node.is_often), []).append((node.used, key))
         for (tenant, is_often), those in leaves.items():
-            if not set(self._tenants[tenant].list_of(is_often).entries()).issuperset(those):
+            if not self._offered(self._tenants[tenant], is_often=is_often).issuperset(those):
                 raise AssertionError("a leaf is not up for eviction")
         for tenant, held in self._tenants.items():
             counted = chunks.get((tenant, False), 0), chunks.get((tenant, True), 0)
@@ -293,7 +297,7 @@ class LeafArc:
         One that comes up and may not go is taken out of its list meanwhile: its tenant then stands where its next does.
         """
         found: ChunkKey | None = None
-        while found is None and (held := self._payer()) is not None and (first := held.first()) is not None:
+        while found is None and (held := self._payer()) is not None and (first := self._first(held)) is not None:
             found = self._unless_pinned(held, *first, may_go, passed)
         return found
 
@@ -328,7 +332,7 @@ class LeafArc:
     ) -> ChunkKey | None:
         if may_go(leaf[1]):
             return leaf[1]
-        leaves.pop()
+        leaves.pop(leaf)
         passed.append((held, leaves, leaf))
         self._post(held)
         return None
@@ -354,6 +358,25 @@ class LeafArc:
             if (leaf := leaves.first()) is not None:
                 return (0 if is_long and leaves is held.once else 1), leaf[0]
         return 1, 0
+
+    def _list_for(self, held: Held, key: ChunkKey) -> Leaves:
+        """The list of a chunk that comes."""
+        return held.list_for(key)
+
+    def _used(self, key: ChunkKey, node: Node) -> None:
+        """A chunk came or was used; called before it is offered."""
+
+    def _offer(self, held: Held, key: ChunkKey, node: Node, parent: ChunkKey | None = None) -> None:
+        """A leaf is up for eviction. parent: no leaf from now on."""
+        held.list_of(node.is_often).push((node.used, key), parent)
+
+    def _first(self, held: Held) -> tuple[Leaves, Leaf] | None:
+        """A tenant's leaf to evict first, and the list that it is in."""
+        return held.first()
+
+    def _offered(self, held: Held, *, is_often: bool) -> set[Leaf]:
+        """What is up for eviction, for `check`."""
+        return set(held.list_of(is_often).entries())
 
     def _arrive(self, tenant: int) -> Held:
         """A tenant comes, which may lower the floors of others: these may have to pay again."""

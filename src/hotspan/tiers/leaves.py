@@ -1,5 +1,6 @@
 """The chunks of each tenant in ARC's lists."""
 
+from bisect import insort
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,8 +49,8 @@ class Leaves:
         heap = self._first_heap()
         return heap[0] if heap else None
 
-    def pop(self) -> None:
-        """Take the least recently used leaf out, until it is pushed again."""
+    def pop(self, leaf: Leaf) -> None:
+        """Take the leaf that `first` gave out, until it is pushed again."""
         heappop(self._first_heap())
 
     def entries(self) -> list[Leaf]:
@@ -133,3 +134,75 @@ class Held:
         for each in (self.once, self.often):
             while len(each.ghosts) > self.chunks // 2:
                 each.ghosts.popitem(last=False)
+
+
+class BothEnds(Leaves):
+    """Leaves of which the youngest can be asked for, too. `chunks` is the number of leaves, as it was found last.
+
+    `_young` has leaves in the order of use. One that is older than the last of it when it is pushed is not added: it is
+    found at the other end. `_aside` has those that were taken out, with `True` if `_young` lacks one, `False` if the
+    heap does.
+    """
+
+    __slots__ = ("_aside", "_is_leaf_at_all", "_young")
+
+    def __init__(self, is_leaf: Callable[[Leaf], bool]) -> None:
+        super().__init__(self._is_leaf_here)
+        self._is_leaf_at_all = is_leaf
+        self._young: list[Leaf] = []
+        self._aside: dict[Leaf, set[bool]] = {}
+
+    def push(self, leaf: Leaf, parent: ChunkKey | None = None) -> None:
+        lacks = self._aside.pop(leaf, None)
+        if lacks is None or False in lacks:
+            self._push_old(leaf, parent)
+        young = self._young
+        if lacks is not None:
+            if True in lacks:
+                insort(young, leaf)
+        elif parent is not None and young and young[-1][1] == parent:
+            young[-1] = leaf
+        elif self.last() is None or young[-1] < leaf:
+            young.append(leaf)
+            if len(young) > 2 * len(self.heap) + 64:
+                del young[: len(young) // 2]
+
+    def last(self) -> Leaf | None:
+        """The most recently used leaf, or one of the most recently used."""
+        young = self._young
+        while young and not self._is_leaf_here(young[-1], in_young=True):
+            young.pop()
+        return young[-1] if young else None
+
+    def pop(self, leaf: Leaf) -> None:
+        """Take a leaf that `first` or `last` gave out, until it is pushed again."""
+        lacks = set[bool]()
+        heap = self._first_heap()
+        if heap and heap[0] == leaf:
+            heappop(heap)
+            lacks.add(False)
+        if self._young and self._young[-1] == leaf:
+            self._young.pop()
+            lacks.add(True)
+        self._aside[leaf] = lacks
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no leaf, nor one that was taken out."""
+        return not self._aside and self.first() is None
+
+    def _push_old(self, leaf: Leaf, parent: ChunkKey | None) -> None:
+        was_moving = bool(self._old or self._moved)
+        super().push(leaf, parent)
+        if was_moving and not (self._old or self._moved):
+            self.chunks = len(self.heap)
+
+    def _is_leaf_here(self, leaf: Leaf, *, in_young: bool = False) -> bool:
+        """Whether it is one and not set aside; it is dropped otherwise, and noted if it is set aside."""
+        if not self._is_leaf_at_all(leaf):
+            return False
+        lacks = self._aside.get(leaf)
+        if lacks is None:
+            return True
+        lacks.add(in_young)
+        return False
