@@ -91,7 +91,7 @@ figures: develop  ## Measure what docs/benchmarks.md quotes, into benchmarks/res
 .PHONY: agent-traces
 agent-traces: develop  ## Replay sessions of agents that you have (DIR=..., see docs/simulate.md) over tiers of several sizes
 	@$(BIN)/hotspan trace show $(DIR)
-	@$(BIN)/hotspan simulate --trace $(DIR) --replicas 1 --strategy auto --ram-gib 20 --ram-gib 100 --eviction arc --eviction lru
+	@$(BIN)/hotspan simulate --trace $(DIR) --replicas 1 --strategy auto --ram-gib 20 --ram-gib 100 --eviction arc --eviction lru --eviction learned
 
 .PHONY: speculative
 speculative: develop  ## What drafted tokens save: time between tokens, CPU, acceptance of the trained head (about 2 minutes)

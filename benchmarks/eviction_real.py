@@ -120,22 +120,20 @@ def print_figures(rows: Sequence[Found], console: Console) -> None:
 def main(
     files: Annotated[list[Path], typer.Argument(help="Traces: Mooncake's format, or sessions of agents.")],
     hours: Annotated[float, typer.Option(min=0.01, help="Replay the requests of the first hours.")] = 12.0,
-    part: Annotated[list[float], typer.Option(min=0.0001, max=1.0, help="Room, of the different chunks.")] = list(
-        PARTS
-    ),  # noqa: B006
+    part: Annotated[list[float] | None, typer.Option(min=0.0001, max=1.0, help="Room, of the chunks; several.")] = None,
     output: Annotated[Path | None, typer.Option(help="Write the figures and the machine's facts as JSON.")] = None,
 ) -> None:
     """Replay recorded traces through eviction policies, on this CPU (minutes a trace)."""
-    console, rows = Console(), list[Found]()
+    console, rows, parts = Console(), list[Found](), part or PARTS
     traces = [read(each) for each in files]
     with console.status("") as status:
         for trace in traces:
-            rows += figures(trace, hours, part, status.update)
+            rows += figures(trace, hours, parts, status.update)
     print_figures(rows, console)
     if output is not None:
         write_results(
             *(output, "eviction-real", "python -m benchmarks.eviction_real"),
-            settings={"hours": hours, "parts": part},
+            settings={"hours": hours, "parts": parts},
             traces=[{"name": each.name, **asdict(each.facts())} for each in traces],
             results=[asdict(each) for each in rows],
         )

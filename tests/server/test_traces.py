@@ -29,19 +29,30 @@ class Server:
         self.now = 100.0
         self.traces = Traces(lambda: self.now)
 
-    def asked(self, tokens: list[int], *, salt: str = "", media: Any = None, kind: RequestOutputKind = DELTA) -> None:
+    def asked(
+        self,
+        tokens: list[int],
+        *,
+        salt: str = "",
+        media: Any = None,
+        kind: RequestOutputKind = DELTA,
+        session: str | None = None,
+        ends: str | None = "stop",
+    ) -> None:
         """A request of three tokens in two outputs, the first after a second."""
 
         async def generate() -> AsyncGenerator[Any, None]:
             asked = SimpleNamespace(prompt_token_ids=tokens, cache_salt=salt, lora_request=None, mm_features=media)
             self.traces.admitted(asked)  # type: ignore[arg-type]
             counts = (1, 2) if kind is DELTA else (3,)
-            for count in counts:
+            for n, count in enumerate(counts):
                 self.now += 1
-                yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[0] * count)], num_cached_tokens=512)
+                reason = ends if n == len(counts) - 1 else None
+                each = SimpleNamespace(token_ids=[0] * count, finish_reason=reason)
+                yield SimpleNamespace(outputs=[each], num_cached_tokens=512)
 
         async def drain() -> None:
-            async for _ in self.traces.followed(generate(), kind):
+            async for _ in self.traces.followed(generate(), kind, session):
                 pass
 
         asyncio.run(drain())
@@ -61,6 +72,32 @@ def test_a_row_has_times_lengths_and_keys() -> None:
     assert (first["ttft_ms"], first["cached_length"], second["output_length"]) == (1000.0, 512, 3)
     assert first["hash_ids"] == second["hash_ids"] and len(first["hash_ids"]) == 3
     assert server.traces.fetch("a") == {"rows": [], "running": 0, "dropped": 0}
+
+
+def test_a_row_has_its_session_and_how_it_ended(tmp_path: Path) -> None:
+    """Requests of a session share a key that no other recording has, and await each other when they are replayed."""
+    server = Server()
+    server.traces.fetch("a")
+    server.asked(TEXT, session="tenant|mine")
+    server.asked(TEXT, session="tenant|other", ends="length")
+    server.now += 7
+    server.asked(TEXT, session="tenant|mine", ends=None)
+    server.asked(TEXT)
+    found = server.traces.fetch("a", is_last=True)
+    assert found is not None
+    rows = found["rows"]
+    assert [row["finish_reason"] for row in rows] == ["stop", "length", "abort", "stop"]
+    assert rows[0]["session"] == rows[2]["session"] != rows[1]["session"] and "session" not in rows[3]
+    assert [row["duration_ms"] for row in rows] == [2000.0] * 4
+    assert "mine" not in json.dumps(rows)
+    server.traces.fetch("b")
+    server.asked(TEXT, session="tenant|mine")
+    again = server.traces.fetch("b")
+    assert again is not None and again["rows"][0]["session"] != rows[0]["session"]
+    write_rows(tmp_path / "trace.jsonl", rows)
+    trace = read(tmp_path / "trace.jsonl")
+    assert [each.after for each in trace.requests] == [(), (), (0,), ()] and trace.requests[2].think_s == 9.0
+    assert [each.finish_reason for each in trace.requests] == ["stop", "length", "abort", "stop"]
 
 
 def test_keys_are_equal_where_everything_before_is() -> None:
@@ -150,7 +187,9 @@ def test_a_client_that_goes_leaves_its_row() -> None:
             asked = SimpleNamespace(prompt_token_ids=TEXT, cache_salt="", lora_request=None, mm_features=None)
             server.traces.admitted(asked)  # type: ignore[arg-type]
             while True:
-                yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=[0])], num_cached_tokens=None)
+                yield SimpleNamespace(
+                    outputs=[SimpleNamespace(token_ids=[0], finish_reason=None)], num_cached_tokens=None
+                )
         finally:
             closed.append(True)
 

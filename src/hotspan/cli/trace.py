@@ -58,7 +58,8 @@ def record(
 
     The hashes have a secret that is not kept, so a guessed text can't be looked up in the file. Of `hotspan route` all
     replicas are recorded; behind another router name each: equal texts have equal hashes on all of them. The trace is
-    for `hotspan simulate --trace FILE` and `hotspan bench engine --workload trace-replay --trace-file FILE`.
+    for `hotspan simulate --trace FILE` and `hotspan bench engine --workload trace-replay --trace-file FILE`. Requests
+    that name a session are replayed in a closed loop: each awaits the answer before it, and as long as its client did.
     """
     from hotspan.core.progress import Progress
 

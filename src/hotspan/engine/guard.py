@@ -172,7 +172,8 @@ class RequestGuard:
         @wraps(generate)
         def checked(prompt: Any, sampling_params: Any, *rest: Any, **options: Any) -> Any:
             # Not a generator itself: it raises here and now, and not when a stream is first read.
-            self.directives((sampling_params.extra_args or {}).get(_PARAMS))
+            asked = self.directives((sampling_params.extra_args or {}).get(_PARAMS))
+            session = None if asked.session is None else f"{asked.tenant}|{asked.session}"
             if tracing is None:
                 outputs = generate(prompt, sampling_params, *rest, **options)
             else:
@@ -181,7 +182,7 @@ class RequestGuard:
                 outputs = tracing.followed(lambda carried: begin(trace_headers=carried), headers)
             if self._order is not None:
                 outputs = self._begun(outputs, self._order)
-            return self.traces.followed(outputs, sampling_params.output_kind)
+            return self.traces.followed(outputs, sampling_params.output_kind, session)
 
         core.add_request_async = admitted
         client.generate = checked

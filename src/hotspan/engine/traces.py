@@ -6,6 +6,9 @@ A key is a keyed hash of a block and all before it, salt, adapter and media incl
 name, which whoever records draws at random, gives to all replicas and does not keep: nobody finds out later whether a
 guessed text is in the trace. Nothing is kept while nobody fetches.
 
+A row has how its answer ended, as the engine tells it: `stop`, `length`, or `abort` if nobody waited for the end. An
+answer that asks for a tool is `stop` there. Requests that name a session have a key of it, hashed in the same way.
+
 Where the engine blends, rows name the sections between separators, too: by the same kind of hash of their own tokens.
 """
 
@@ -21,6 +24,7 @@ from typing import Any, Final
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreRequest
 
+from hotspan.core.requests import ABORT
 from hotspan.core.trace import BLOCK_TOKENS
 from hotspan.engine.blend.windows import as_tokens, sections
 
@@ -39,12 +43,14 @@ class _Row:
     """A request on its way. Times in seconds; `keys` is None until it comes to the engine."""
 
     began_s: float
+    session: int | None = None
     tokens: int = 0
     keys: list[int] | None = None
     sections: list[list[int]] = field(default_factory=list)
     first_s: float | None = None
     answer_tokens: int = 0
     cached_tokens: int = 0
+    finish_reason: str = ""
 
 
 _current: ContextVar[_Row | None] = ContextVar("hotspan-trace-row", default=None)
@@ -97,10 +103,18 @@ class Traces:
             self._recording = None
         return {"rows": rows, "running": found.running, "dropped": found.dropped}
 
-    def followed(self, outputs: AsyncGenerator[Any, None], kind: RequestOutputKind) -> AsyncGenerator[Any, None]:
-        """The outputs of one request, noted on their way if there is a recording."""
+    def followed(
+        self, outputs: AsyncGenerator[Any, None], kind: RequestOutputKind, session: str | None = None
+    ) -> AsyncGenerator[Any, None]:
+        """The outputs of one request, noted on their way if there is a recording.
+
+        session: names its conversation among those of all tenants; None if it has no name.
+        """
         found = self._active(self._clock())
-        return outputs if found is None else self._follow(found, outputs, is_delta=kind is RequestOutputKind.DELTA)
+        if found is None:
+            return outputs
+        row = _Row(self._clock(), None if session is None else session_key(session, found.secret))
+        return self._follow(found, row, outputs, is_delta=kind is RequestOutputKind.DELTA)
 
     def admitted(self, request: EngineCoreRequest) -> None:
         """Note the prompt of the request that the current task makes, as the engine gets it."""
@@ -121,9 +135,9 @@ class Traces:
         return self._recording
 
     async def _follow(
-        self, found: _Recording, outputs: AsyncGenerator[Any, None], *, is_delta: bool
+        self, found: _Recording, row: _Row, outputs: AsyncGenerator[Any, None], *, is_delta: bool
     ) -> AsyncGenerator[Any, None]:
-        row = _Row(self._clock())
+        row.began_s = self._clock()
         found.running += 1
         _current.set(row)
         try:
@@ -132,6 +146,7 @@ class Traces:
                     counted = sum(len(each.token_ids) for each in output.outputs)
                     row.answer_tokens = row.answer_tokens + counted if is_delta else max(row.answer_tokens, counted)
                     row.cached_tokens = output.num_cached_tokens or row.cached_tokens
+                    row.finish_reason = next((each.finish_reason for each in output.outputs if each.finish_reason), "")
                     if row.first_s is None and counted:
                         row.first_s = self._clock()
                     yield output
@@ -157,9 +172,18 @@ class Traces:
                 "ttft_ms": round((row.first_s - row.began_s) * 1000, 3),
                 "cached_length": row.cached_tokens,
                 "block_tokens": found.block_tokens,
+                "duration_ms": round((self._clock() - row.began_s) * 1000, 3),
+                "finish_reason": row.finish_reason or ABORT,
             }
+            | ({} if row.session is None else {"session": row.session})
             | ({"sections": row.sections} if row.sections else {})
         )
+
+
+def session_key(session: str, secret: bytes) -> int:
+    """A session's name in one recording."""
+    name = session.encode(errors="surrogatepass")
+    return int.from_bytes(blake2b(name, key=secret, digest_size=8, person=b"session").digest(), "big")
 
 
 def block_keys(
