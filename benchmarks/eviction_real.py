@@ -14,10 +14,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.policies import LeafBelady, LeafLru
 from hotspan.bench.machine import write_results
+from hotspan.bench.tables import Cell, Group, Table
 from hotspan.core.trace import Request, Trace, read
 from hotspan.core.types import ChunkKey
 from hotspan.simulate.caches import LearnedCache, TierCache
@@ -26,7 +26,7 @@ from hotspan.tiers.eviction import LeafArc
 PARTS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3)
 """Of a trace's different chunks, for which the tier has room."""
 
-LRU, ARC, LEARNED, BELADY = "LRU", "ARC of hotspan", "learned", "Belady (knows the future)"
+LRU, ARC, LEARNED, BELADY = "LRU", "ARC", "learned", "Belady"
 
 ALLOWED_POINTS = 0.2
 """What the policy that learns may be worse than the better of LRU and ARC."""
@@ -103,18 +103,17 @@ def points_below(of: dict[str, Found]) -> float:
 
 
 def print_figures(rows: Sequence[Found], console: Console) -> None:
-    """A table a trace; red where more is lost than is allowed."""
+    """A table a trace; what loses more than is allowed is bad."""
+    names = (LRU, ARC, LEARNED, BELADY)
     for trace in dict.fromkeys(each.trace for each in rows):
-        table = Table(title=f"{trace}: chunks found of chunks asked for")
-        names = (LRU, ARC, LEARNED, BELADY)
-        for column in ("room", *names, "way to Belady"):
-            table.add_column(column, justify="right")
+        shown = []
         for part in dict.fromkeys(each.part for each in rows if each.trace == trace):
             of = by_policy(rows, trace, part)
-            rates = [f"{of[name].hit_rate:.3f}" for name in names]
-            is_worse = points_below(of) > ALLOWED_POINTS
-            table.add_row(f"{part:.0%}", *rates, f"{way_to_belady(of):.0%}", style="red" if is_worse else None)
-        console.print(table)
+            rates = [Cell(f"{of[name].hit_rate:.3f}") for name in names]
+            way = Cell(f"{way_to_belady(of):.0%}", "bad" if points_below(of) > ALLOWED_POINTS else "")
+            shown.append((f"{part:.0%}", [*rates, way]))
+        columns = [Group("", (*names, "to Belady"))]
+        console.print(Table(f"{trace}: chunks found of chunks asked for", columns, shown, "room").terminal())
 
 
 def main(
