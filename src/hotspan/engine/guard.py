@@ -24,11 +24,12 @@ from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from hotspan.core.directives import Directives, parse_directives
+from hotspan.core.directives import Directives, Places, parse_directives
 from hotspan.core.fair import FairOrder
 from hotspan.core.namespace import engine_salt
 from hotspan.engine.entrypoints import create_error_response
 from hotspan.engine.media import bind_media
+from hotspan.engine.places import Tokens, form_of, places_of
 from hotspan.engine.requests import SERVER_DIRECTIVES
 from hotspan.engine.responses import keep_apart
 from hotspan.engine.traces import Traces
@@ -49,6 +50,9 @@ CREATES = {
 _TRIPS = (AttributeError, KeyError, IndexError)
 """What a check raises that takes a value for one of another type, as in `"structured_outputs": false`."""
 
+
+_ASKED: ContextVar[tuple[Places, int]] = ContextVar("hotspan_asked", default=((), 0))
+"""Where the parts of the current task's prompt are, if that is asked for, and its template's options."""
 
 _PLACES: ContextVar[list[int] | None] = ContextVar("hotspan_places", default=None)
 """Places in the queue of what the current task asks for and no token has come of."""
@@ -73,7 +77,7 @@ class RequestGuard:
     is_cached:   the engine has hotspan's tiers and understands directives.
     order:       in which the engine begins tenants' prompts, where its queue is one of priorities.
 
-    `traces` records requests while somebody fetches them.
+    `traces` records requests while somebody fetches them. chat_tokens: the engine's, once there is one.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class RequestGuard:
         self._is_cached = is_cached
         self._order = order
         self.traces = Traces()
+        self.chat_tokens: Tokens | None = None
 
     def salt(self, tenant: str, salt: str | None) -> str | None:
         """What the engine salts a tenant's prefixes with, given the client's own salt."""
@@ -155,7 +160,10 @@ class RequestGuard:
         return self._owned(asked)
 
     def _owned(self, asked: Directives) -> Directives:
-        return dataclasses.replace(asked, tenant=self._tenant(), held_since_s=self._held_since_s())
+        places, form = _ASKED.get()
+        return dataclasses.replace(
+            asked, tenant=self._tenant(), held_since_s=self._held_since_s(), places=places, form=form
+        )
 
     def protect(self, client: AsyncLLM) -> None:
         """Let nothing reach the engine but through here. Mutates: `client`."""
@@ -213,6 +221,10 @@ class RequestGuard:
                     raise VLLMValidationError(message, parameter=_PARAMS)
             except VLLMValidationError as error:
                 return create_error_response(error)
+            places: Places = ()
+            if directives.explain and self.chat_tokens is not None:
+                places = await places_of(request, self.chat_tokens)
+            _ASKED.set((places, form_of(request)))
             if asked:
                 setattr(request, _PARAMS, _Checked(asked, directives))
             return await create(request, *rest, **options)

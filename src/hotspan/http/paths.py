@@ -38,6 +38,9 @@ PREFETCH = "/hotspan/cache/prefetch"
 PIN = "/hotspan/cache/pin"
 """Has chunks evicted last."""
 
+EXPLAIN = "/hotspan/cache/explain"
+"""Tells why a request was not a hit."""
+
 WARM = "/hotspan/cache/warm"
 WARM_UP = "/hotspan/cache/warm/{warm_up_id}"
 """Texts that a replica computes while it is idle."""
