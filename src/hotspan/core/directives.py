@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from hotspan.core.breakpoints import Holds
 from hotspan.core.errors import did_you_mean
 from hotspan.core.terms import DEFAULT_TENANT, NEVER, Terms, adapter_label, tag_labels, tenant_label
 
@@ -70,6 +71,7 @@ class Directives:
     explain:   its answer says why its tokens were computed.
     places:    where the parts of its prompt end, as far as the server knows; the server says so.
     form:      of the options of its template, likewise; 0 for those of the model.
+    holds:     prefixes of its prompt that are pinned for a while, likewise (core/breakpoints.py).
     """
 
     tenant: str = DEFAULT_TENANT
@@ -84,6 +86,7 @@ class Directives:
     explain: bool = False
     places: Places = ()
     form: int = 0
+    holds: Holds = ()
 
     def terms(self, adapter: str | None, now_s: float) -> Terms:
         """The terms of what this request stores and hits now. adapter: its name, None for the base model."""
@@ -112,6 +115,7 @@ class Directives:
         """What few requests have."""
         shown: dict[str, Any] = {"explain": True} if self.explain else {}
         shown |= {"places": [list(place) for place in self.places]} if self.places else {}
+        shown |= {"holds": [list(hold) for hold in self.holds]} if self.holds else {}
         return shown | ({"form": self.form} if self.form else {})
 
     @classmethod
@@ -121,10 +125,13 @@ class Directives:
         tenant, held = fields.pop("tenant"), fields.pop("held_since", None)
         places = tuple((str(name), int(end)) for name, end in fields.pop("places", ()))
         form = int(fields.pop("form", 0))
+        holds = tuple((float(share), float(hold_s)) for share, hold_s in fields.pop("holds", ()))
         if not isinstance(tenant, str):
             raise TypeError(f"tenant is {tenant!r}, no text")
         held_since_s = None if held is None else float(held)
-        return replace(parse_directives(fields), tenant=tenant, held_since_s=held_since_s, places=places, form=form)
+        return replace(
+            parse_directives(fields), tenant=tenant, held_since_s=held_since_s, places=places, form=form, holds=holds
+        )
 
 
 def parse_directives(params: Mapping[str, Any]) -> Directives:

@@ -11,6 +11,7 @@ directives that tell hotspan's tiers whose a request is, are set here from the a
 
 import copy
 import dataclasses
+import json
 import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -24,6 +25,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from hotspan.core.breakpoints import Holds, holds_of, retention_s
 from hotspan.core.directives import Directives, Places, parse_directives
 from hotspan.core.fair import FairOrder
 from hotspan.core.namespace import engine_salt
@@ -51,8 +53,9 @@ _TRIPS = (AttributeError, KeyError, IndexError)
 """What a check raises that takes a value for one of another type, as in `"structured_outputs": false`."""
 
 
-_ASKED: ContextVar[tuple[Places, int]] = ContextVar("hotspan_asked", default=((), 0))
-"""Where the parts of the current task's prompt are, if that is asked for, and its template's options."""
+_NOTHING: tuple[Places, int, Holds] = ((), 0, ())
+_ASKED: ContextVar[tuple[Places, int, Holds]] = ContextVar("hotspan_asked", default=_NOTHING)
+"""Where the parts of the current task's prompt are, if that is asked for, its template's options, and what it pins."""
 
 _PLACES: ContextVar[list[int] | None] = ContextVar("hotspan_places", default=None)
 """Places in the queue of what the current task asks for and no token has come of."""
@@ -160,9 +163,9 @@ class RequestGuard:
         return self._owned(asked)
 
     def _owned(self, asked: Directives) -> Directives:
-        places, form = _ASKED.get()
+        places, form, holds = _ASKED.get()
         return dataclasses.replace(
-            asked, tenant=self._tenant(), held_since_s=self._held_since_s(), places=places, form=form
+            asked, tenant=self._tenant(), held_since_s=self._held_since_s(), places=places, form=form, holds=holds
         )
 
     def protect(self, client: AsyncLLM) -> None:
@@ -213,6 +216,7 @@ class RequestGuard:
             asked = getattr(request, _PARAMS, None)
             try:
                 directives = self.directives(asked)
+                holds = await _holds(request, (*rest, *options.values()))
                 if getattr(request, "features", None) is not None:
                     message = "features name their media as they like: send the media as content_parts"
                     raise VLLMValidationError(message, parameter="features")
@@ -224,12 +228,37 @@ class RequestGuard:
             places: Places = ()
             if directives.explain and self.chat_tokens is not None:
                 places = await places_of(request, self.chat_tokens)
-            _ASKED.set((places, form_of(request)))
+            told = (places, form_of(request), holds)
+            _ASKED.set(told)
             if asked:
                 setattr(request, _PARAMS, _Checked(asked, directives))
-            return await create(request, *rest, **options)
+            answer = await create(request, *rest, **options)
+            is_stream = isinstance(answer, AsyncGenerator)
+            return _telling(answer, told) if is_stream and told != _NOTHING else answer
 
         return checked
+
+
+async def _telling(stream: AsyncGenerator[Any], told: tuple[Places, int, Holds]) -> AsyncGenerator[Any]:
+    """A stream whose request is made when it is first read, by another task than its route's."""
+    _ASKED.set(told)
+    async with aclosing(stream):
+        async for part in stream:
+            yield part
+
+
+async def _holds(request: Any, others: tuple[Any, ...]) -> Holds:
+    """What a request says of keeping its prompt in the words of other APIs. Raises: VLLMValidationError."""
+    retention, raw = getattr(request, "prompt_cache_retention", None), None
+    if whole := next((each for each in others if isinstance(each, Request)), None):
+        raw = await whole.body()
+    try:
+        holds = holds_of(json.loads(raw)) if raw and b'"cache_control"' in raw else ()
+        if retention is not None and (hold_s := retention_s(retention)):
+            holds = (*holds, (1.0, hold_s))
+    except (ValueError, RecursionError) as error:
+        raise VLLMValidationError(str(error), parameter="cache_control") from error
+    return holds
 
 
 def _request_tracing(client: AsyncLLM) -> "RequestTracing | None":

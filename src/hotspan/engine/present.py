@@ -255,8 +255,20 @@ class PresentRequests:
     def _keep(self, record: RequestRecord) -> None:
         """A request begins to run: what it computes may stay in the engine's own cache, and why it does is told."""
         self.prefixes.keep(record)
+        if record.holds and record.may_store:
+            self._hold(record)
         if self.explainer is not None:
             self.explainer.begin(record)
+
+    def _hold(self, record: RequestRecord) -> None:
+        """Pin the prefixes of a request that it asks for, as far as they are whole chunks."""
+        group, slot_bytes = record.ranked[0], self.cache.ram.slab.slot_bytes
+        chain, tokens = record.chain(group.index), record.request.num_prompt_tokens
+        for share, hold_s in record.holds:
+            chunks = min(round(share * tokens) // group.tokens, len(chain))
+            if chunks > 0:
+                size = chunks * slot_bytes * len(record.groups)
+                self.cache.pins.hold(record.terms.tenant, chain[chunks - 1].key, size, hold_s)
 
     def _end(self, record: RequestRecord) -> None:
         """A request ended."""

@@ -16,6 +16,7 @@ from hotspan.cache.entry import Reader
 from hotspan.cache.history import Past
 from hotspan.cache.rhythm import SessionId
 from hotspan.config.settings import CacheSettings
+from hotspan.core.breakpoints import Holds
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.directives import CLIENT_DIRECTIVES, BlendDirective, Directives, Places, governed, parse_directives
 from hotspan.core.errors import MALFORMED
@@ -75,8 +76,8 @@ class RequestRecord(Reader):
     is_renamed:  it was invalidated while it ran, or while its text was held: its blocks have random names.
     held_since_s: since when its text is held, by the monotonic clock; None if that is not known.
     left_out:    why nothing of it is found or kept, by the names of the reasons (cache/reasons.py); None if all may be.
-    explains:    its answer says why its tokens were computed. places, form: as `Directives` has them. past: itself, as
-                 later requests are compared with it.
+    explains:    its answer says why its tokens were computed. places, form, holds: as `Directives` has them.
+    past:        itself, as later requests are compared with it.
     has_failed_load: its load could not be prepared: it is computed. failed_load: what that was of, until vLLM ends it.
     """
 
@@ -106,6 +107,7 @@ class RequestRecord(Reader):
     explains: bool = False
     places: Places = ()
     form: int = 0
+    holds: Holds = ()
     past: Past | None = None
     _hashes_done: int = 0
     _chains: dict[int, list[Chunk]] = field(default_factory=dict)
@@ -290,6 +292,7 @@ class Admission:
             explains=directives.explain,
             places=directives.places,
             form=directives.form,
+            holds=directives.holds,
         )
 
     def end(self) -> None:
