@@ -53,7 +53,7 @@ class Place:
 def places(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Place]]:
     """A server, and a router before it."""
     logs = tmp_path_factory.mktemp("clients")
-    options = ("--ram-gib", "0.2", "--served-model-name", NAME)
+    options = ("--ram-gib", "0.2", "--served-model-name", NAME, "--tool-call-parser", "hermes")
     with (
         serving(tiny_model, logs / "server.log", *options) as server,
         routing(tiny_model, [server.url], logs / "router.log", "--model-name", NAME) as router,

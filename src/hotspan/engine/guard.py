@@ -244,6 +244,7 @@ async def _telling(stream: AsyncGenerator[Any], told: tuple[Places, int, Holds])
     _ASKED.set(told)
     async with aclosing(stream):
         async for part in stream:
+            _ASKED.set(_NOTHING)  # it is made: what the same task asks for next is another
             yield part
 
 
