@@ -10,7 +10,6 @@ same request besides. Both are measured in turns, and the medians given.
 
 import json
 import time
-import uuid
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -19,13 +18,12 @@ from typing import Any
 from benchmarks.harness import arguments
 from hotspan.bench.machine import write_results
 from hotspan.cache.history import History
-from hotspan.cache.tiered import TieredCache
+from hotspan.cache.stats import CacheStats
 from hotspan.cache.withdrawals import Withdrawals
 from hotspan.config.settings import CacheOptions
 from hotspan.core.clock import SystemClock
 from hotspan.engine.explaining import Explainer
 from hotspan.engine.requests import Admission, ChunkGroup, RequestRecord
-from hotspan.tiers.slab import SharedSlab
 from kit.measure import quantile
 
 BLOCK, CHUNK, KEPT = 16, 128, 64
@@ -68,8 +66,7 @@ def explain(explainer: Explainer, record: RequestRecord) -> None:
 def figures_of(tokens: int, rounds: int) -> dict[str, float]:
     """Microseconds of a request of so many tokens."""
     clock = SystemClock()
-    slab = SharedSlab(f"hotspan-explain-{uuid.uuid4().hex}", 16, 4096)
-    cache = TieredCache(slab, clock=clock)
+    cache: Any = SimpleNamespace(stats=CacheStats(), where=lambda key: frozenset(), has_tier_down=False)  # of no chunk
     explainer = Explainer(History(KEPT), cache, Withdrawals(), clock)
     admission = Admission(
         CacheOptions(ram_gib=0.1).settings(), bytes(32), [ChunkGroup(0, CHUNK // BLOCK, CHUNK, True)], CHUNK
@@ -83,8 +80,6 @@ def figures_of(tokens: int, rounds: int) -> dict[str, float]:
         record.all_chunks()
         record.kept_tokens = tokens // 2
         explained.append(spent_s(partial(explain, explainer, record)))
-    cache.close(0.0)
-    slab.unlink()
     return {
         "tokens": tokens,
         "names_us": round(1e6 * quantile(names[KEPT:], 0.5), 1),

@@ -37,13 +37,7 @@ def of_openai(url: str, model: str) -> dict[str, Any]:
     shaped = create(
         model=model, messages=USER, response_format={"type": "json_schema", "json_schema": schema}, max_tokens=40
     )
-    called = create(
-        model=model,
-        messages=USER,
-        tools=[{"type": "function", "function": TOOL}],
-        tool_choice={"type": "function", "function": {"name": "weather"}},
-        max_tokens=40,
-    )
+    offered = create(model=model, messages=USER, tools=[{"type": "function", "function": TOOL}], **SHORT)
     explained = create(model=model, messages=CHAT, extra_body={"kv_transfer_params": {"explain": True}}, **SHORT)
     refused = ""
     try:
@@ -55,7 +49,8 @@ def of_openai(url: str, model: str) -> dict[str, Any]:
         "prompt": again.usage.prompt_tokens,
         "streamed": parts[-1].usage.prompt_tokens_details.cached_tokens,
         "shaped": json.loads(shaped.choices[0].message.content or ""),
-        "called": json.loads(called.choices[0].message.tool_calls[0].function.arguments),
+        "offered": offered.usage.prompt_tokens,
+        "bare": create(model=model, messages=USER, **SHORT).usage.prompt_tokens,
         "answers": len(create(model=model, messages=USER, n=2, max_tokens=4).choices),
         "logprobs": len(create(model=model, messages=USER, logprobs=True, **SHORT).choices[0].logprobs.content),
         "text": bool(client.completions.create(model=model, prompt="once", max_tokens=4).choices),
@@ -159,7 +154,7 @@ def of_instructor(url: str, model: str) -> dict[str, Any]:
         warm: bool
 
     plain = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0)
-    client = instructor.from_openai(plain, mode=instructor.Mode.TOOLS)
+    client = instructor.from_openai(plain, mode=instructor.Mode.JSON_SCHEMA)
     found = client.chat.completions.create(
         model=model, messages=USER, response_model=Weather, max_tokens=60, max_retries=0
     )
