@@ -298,6 +298,14 @@ test: develop  ## Everything that a change must pass
 test-slow: develop  ## The tests that take minutes
 	@$(BIN)/python -m pytest -m slow --durations=15
 
+# Unmodified clients from PyPI in an environment of their own, so that hotspan's lock does not grow.
+.PHONY: clients
+clients: develop .venv-clients/.installed  ## What unmodified clients (openai, anthropic, litellm, boto3, ...) find at server and router (about 5 minutes)
+	@$(BIN)/python -m pytest tests/clients
+
+.venv-clients/.installed: tests/clients/requirements.txt
+	@$(PYTHON) -m venv .venv-clients && .venv-clients/bin/python -m pip install -q -r $< && touch $@
+
 .PHONY: shapes
 shapes: develop  ## Every shape of engine: answers as without hotspan, or refused at the start (SHAPE="TP 2": those; six minutes of CPU)
 	@$(BIN)/python -m pytest tests/shapes $(if $(SHAPE),-k "$(SHAPE)") --durations=0

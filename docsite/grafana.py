@@ -50,6 +50,11 @@ OVERVIEW = (
         "short",
         "sum by (reason, engine_state) (rate(hotspan_cost_refused_tokens_total[5m]))",
     ),
+    (
+        "Prompt tokens that were computed, by reason",
+        "short",
+        "sum by (reason) (rate(hotspan_cache_computed_tokens_total[5m]))",
+    ),
     ("Requests at each replica", "short", "hotspan_router_in_flight_requests"),
     ("GPU utilization", "percentunit", "hotspan_gpu_utilization_ratio"),
     (

@@ -1,4 +1,4 @@
-"""The reference pages (cli.md, metrics.md, http.md) and Grafana's dashboard, from the code: `make reference`."""
+"""The reference pages and Grafana's dashboard, from the code: `make reference`."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -83,6 +83,26 @@ def metrics_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def reasons_page() -> str:
+    """docs/reference/reasons.md."""
+    from hotspan.cache.reasons import REASONS
+
+    rows = [f"| `{name}` | {_cell(each.says)} | {_cell(each.todo)} |" for name, each in REASONS.items()]
+    lines = [
+        "# Reasons",
+        "",
+        "Why prompt tokens were computed and not cached, as `hotspan cache explain`, `explain` in `kv_transfer_params`",
+        "and the metric `hotspan_cache_computed_tokens_total` have it. Written from the code by `make reference`. Of",
+        "several reasons that hold, the first one is given; a prompt can have one for what was there before, one for",
+        "what is new, and `tail`.",
+        "",
+        "| reason | the tokens were computed because | what helps |",
+        "|---|---|---|",
+        *rows,
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def _prose(help: str) -> str:
     return " ".join(help.replace("\b", "").split())
 
@@ -141,6 +161,7 @@ def main() -> None:
     (REFERENCE / "cli.md").write_text(cli_page())
     (REFERENCE / "metrics.md").write_text(metrics_page())
     (REFERENCE / "http.md").write_text(http_page())
+    (REFERENCE / "reasons.md").write_text(reasons_page())
     BOARD.write_text(board() + "\n")
     alerts.FILE.write_text(alerts.file())
     alerts.PAGE.write_text(alerts.page())

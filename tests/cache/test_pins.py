@@ -12,7 +12,7 @@ from hotspan.core.types import Chunk, ChunkKey, Tier
 from hotspan.testing.chunks import aligned, chain, content
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.disk import DiskOptions, DiskTier
-from hotspan.tiers.pins import MAX_PINS, Kept, Pins
+from hotspan.tiers.pins import MAX_HELD, MAX_PINS, Kept, Pins
 from hotspan.tiers.shares import Share, Shares
 from tests.operations import operations
 
@@ -64,6 +64,38 @@ def test_a_pin_ends() -> None:
             for n in range(40):
                 store(rig, chain(f"more {n}", 1))
             assert not kept(rig, text) and not rig.cache.usage()[Tier.RAM].pinned_chunks
+
+
+def test_a_held_prefix_outlives_what_follows_it() -> None:
+    """Of a text whose first chunks are pinned by the last of them, these stay until the later of two ends; the rest of
+    it goes, and so does the same text of another tenant's pin.
+    """
+    with Rig(8) as rig:
+        text, other = chain("held", 4), chain("not his", 2)
+        store(rig, text)
+        store(rig, other)
+        rig.cache.pins.hold(0, text[1].key, 2 * SIZE, HOLD_S)
+        rig.cache.pins.hold(0, text[1].key, 2 * SIZE, HOLD_S / 2)
+        rig.cache.pins.hold(9, other[1].key, 2 * SIZE, HOLD_S)
+        rig.clock.advance(HOLD_S - 1)
+        flood(rig, 40)
+        assert [chunk.key in rig.cache.ram.entries for chunk in text] == [True, True, False, False]
+        assert not kept(rig, other)
+        rig.clock.advance(1)
+        for n in range(40):
+            store(rig, chain(f"more {n}", 1))
+        assert not kept(rig, text)
+
+
+def test_held_prefixes_are_bounded() -> None:
+    """Of too many, those that end first go; pins of tags have their own bound."""
+    clock = SimulatedClock()
+    pins = Pins(clock)
+    for n in range(MAX_HELD + 10):
+        pins.hold(0, ChunkKey(bytes([n % 256, n // 256]) * 16), SIZE, HOLD_S + n)
+    assert len(pins.of(0)) == MAX_HELD
+    assert min(pin.until_s for pin in pins.of(0)) == clock.monotonic() + HOLD_S + 10
+    assert pins.put(0, TAG, SIZE, HOLD_S) and len(pins.of(0)) == MAX_HELD + 1
 
 
 def test_no_more_than_the_quota_is_kept() -> None:

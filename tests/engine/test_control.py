@@ -52,6 +52,9 @@ def test_an_llm_is_administered_by_python_calls(tiny_model: Path, tmp_path: Path
 
         assert control.invalidate(tags=["other"])["removed"]["disk_chunks"] == WHOLE // CHUNK
         assert engine.ask(other, 4).cached == 0
+        (told, *_) = control.explain()
+        assert [part["reason"] for part in told["computed"]] == ["invalidated", "tail"], told
+        assert control.explain(told["request"]) == [told] and not control.explain("another")
         assert control.check()["replicas"][0]["tiers"]["disk"]["corrupt"] == {}
         assert control.pin(["one"], 0.01)["replicas"][0]["bytes"] > 0
         assert control.prefetch(tags=["one"])["replicas"]

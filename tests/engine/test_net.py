@@ -50,6 +50,7 @@ OUTSIDE = {
     "named": "as keyer",
     "invalidate": "the administrator's command is answered with what it raises",
     "prepare_load": "_slots has a net: a load that can not be prepared has failed, and vLLM computes it",
+    "explain_requests": "at the start",
     "end_allocation": "of the connector's update_state_after_alloc: complete_load and leave_out have nets",
     "kept_tokens": "a figure",
     "reset_cache": "a reset that did not happen must not be taken for one",
@@ -61,7 +62,7 @@ OUTSIDE = {
 OF_CONNECTOR = {
     "bind_gpu_block_pool": "at the start",
     "on_new_request": "run_waiting and admit have nets; require_bound ends what must not go on; the rest is vLLM's",
-    "request_finished": "_retire and _blend_report have nets; the rest is vLLM's",
+    "request_finished": "_retire and _report have nets; the rest is vLLM's",
     "request_finished_all_groups": "as request_finished",
     "update_state_after_alloc": "has a net of its own: what vLLM counts on is reported as lost; begin has a net",
     "build_connector_meta": "run_waiting, _end_clear, begin_step, forget_ended, _orders and idle have nets",

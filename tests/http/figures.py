@@ -72,6 +72,8 @@ class Figures:
         for what, seconds in (("prefill", 1.2), ("disk", 0.3)):
             self._of("hotspan_cost_predicted_seconds", what).inc(seconds)
             self._of("hotspan_cost_actual_seconds", what).inc(seconds * 1.07)
+        self._of("hotspan_cache_computed_tokens", "differs_early").inc(4200)
+        self._of("hotspan_cache_computed_tokens", "tail").inc(300)
         self._of("hotspan_cost_requests", "asked").inc(9)
         self._of("hotspan_cost_requests", "loaded").inc(4)
         for _ in range(9):

@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 from hotspan.cache.choice import Run, Text
 from hotspan.cache.cost import CostModel
+from hotspan.cache.reasons import REASONS
 from hotspan.cache.rhythm import LEAST, OWN_GAPS
 from hotspan.core.types import MIB, Tier
 from hotspan.engine.blend.orders import Checked, Report, Speed
@@ -193,7 +194,15 @@ def what_keys_do(path: Path, model: Path) -> None:
         metrics.report(1.0)
 
 
+def what_is_computed(path: Path, model: Path) -> None:
+    """Tokens of each reason; that each is told rightly, and no other: tests/engine/test_explaining.py."""
+    with Rig(ram=1) as rig:
+        rig.cache.stats.computed_tokens.update(list(REASONS))
+        CacheMetrics(rig.cache, None).report(1.0)
+
+
 WAYS = (
+    what_is_computed,
     what_requests_find,
     what_weights_do,
     what_is_refused,

@@ -24,6 +24,7 @@ ROUTES = (
     ("POST", "/hotspan/cache/invalidate", {"tags": ["x"]}),
     ("POST", "/hotspan/cache/prefetch", {"tags": ["x"]}),
     ("POST", "/hotspan/cache/pin", {"tags": ["x"], "gib": 1.0}),
+    ("POST", "/hotspan/cache/explain", {"request": "chatcmpl-1"}),
     ("POST", "/hotspan/keys/shred", {"tenant": "acme"}),
     ("POST", "/hotspan/keys/rotate", {"tenant": "acme"}),
     ("POST", "/hotspan/trace", {"recording": "mine-0123456789ab"}),
@@ -184,6 +185,21 @@ def test_a_pin_has_tags_a_quota_and_an_end() -> None:
     assert len(engine.asked) == 1
     full = FakeEngine({"replica": "r", "refused": "too many"})
     assert ask(full, *pin, {"tags": ["x"], "gib": 1.0}, key="key-a").status == 409
+
+
+def test_a_client_asks_for_its_own_requests_alone() -> None:
+    """Its key names the tenant, and the engine knows that a client asks; the administrator asks for all, or one."""
+    engine, route = FakeEngine({"replica": "r", "requests": []}), ("POST", "/hotspan/cache/explain")
+    assert ask(engine, *route, {"request": "x"}, key="key-a").json == {"replicas": engine.answers}
+    assert ask(engine, *route, {"tenant": "globex"}, key="key-a").status == 403
+    for body in ({}, {"tenant": "globex"}):
+        assert ask(engine, *route, body).status == 200
+    assert [(each["request"], each["tenant"], each["is_client"]) for each in engine.asked] == [
+        *(("x", "acme", True), (None, None, False)),
+        (None, "globex", False),
+    ]
+    off = FakeEngine({"replica": "r", "refused": "nothing is explained"})
+    assert ask(off, *route, {}).status == 409
 
 
 def test_without_keys_only_the_administrator_forgets() -> None:
@@ -354,7 +370,7 @@ def test_who_reaches_the_routes(method: str, path: str, body: Any) -> None:
     """Nobody without a credential, a client only what is its own."""
     engine = FakeEngine()
     assert ask(engine, method, path, body, key=None).status == 401
-    if not path.endswith(("/invalidate", "/prefetch", "/pin")):
+    if not path.endswith(("/invalidate", "/prefetch", "/pin", "/explain")):
         assert ask(engine, method, path, body, key="key-a").status == 403
     assert not engine.asked
 

@@ -8,7 +8,7 @@ import pytest
 from hotspan.core.types import MIB
 from hotspan.http.bodies import LOG, MAX_TEXT_BYTES
 from hotspan.http.json_size import DEFAULT_LIMIT
-from hotspan.http.paths import AUDIO, BY_NAME, INVOCATIONS, PIN, PREFETCH, STATELESS, WARM, WARM_UP, WORK
+from hotspan.http.paths import AUDIO, BY_NAME, EXPLAIN, INVOCATIONS, PIN, PREFETCH, STATELESS, WARM, WARM_UP, WORK
 from hotspan.server.front import PING
 from hotspan.server.policy import CANCEL, CLIENT
 from hotspan.server.sizes import BodyLimit, TextLimit
@@ -25,6 +25,7 @@ OTHERS = {
     WARM: "texts of many prompts",
     "/hotspan/cache/invalidate": "texts of many prompts",
     PIN: "names",
+    EXPLAIN: "names",
 }
 """Routes of clients that have max_request_bytes alone, and what their bodies have."""
 

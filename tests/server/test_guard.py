@@ -2,6 +2,8 @@
 
 import asyncio
 import copy
+import json
+from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any
 
@@ -292,3 +294,78 @@ def test_directives_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = SimpleNamespace(kv_transfer_params={"ttl": 60})
     asyncio.run(state.openai_serving_completion.create_completion(asked, None))
     assert parsed == [{"ttl": 60}]
+
+
+CONTROL = {"type": "ephemeral", "ttl": "1h"}
+
+
+class Body:
+    """What a route has of a request beside its parsed body; `Request` for the guard."""
+
+    def __init__(self, body: Any) -> None:
+        self._body = json.dumps(body).encode()
+
+    async def body(self) -> bytes:
+        return self._body
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_what_is_pinned_goes_down_with_the_request(monkeypatch: pytest.MonkeyPatch, *, is_stream: bool) -> None:
+    """A breakpoint, or a retention, of a request reaches the engine, though a stream is read by another task than its
+    route's; the next request of the same task has none of it.
+    """
+    monkeypatch.setattr(guard, "Request", Body)
+    found: list[Directives] = []
+
+    def admitted() -> None:
+        forwarded = request()
+        GUARD.admit(forwarded)
+        found.append(handed(forwarded))
+
+    async def stream() -> AsyncGenerator[str]:
+        admitted()
+        yield "part"
+
+    async def create(asked: Any, raw: Any) -> Any:
+        return stream() if is_stream else admitted()
+
+    state = SimpleNamespace(openai_serving_chat=SimpleNamespace(create_chat_completion=create))
+    GUARD.protect_routes(SimpleNamespace(state=state))  # type: ignore[arg-type]
+
+    async def ask(body: dict[str, Any]) -> Any:
+        route = state.openai_serving_chat.create_chat_completion(SimpleNamespace(**body), Body(body))
+        answer = await asyncio.create_task(route)  # as vLLM's routes run their handlers
+        parts = [part async for part in answer] if is_stream else []
+        assert len(parts) == is_stream
+        return answer
+
+    async def run() -> None:
+        messages = [{"role": "user", "content": "text", "cache_control": CONTROL}]
+        await ask({"messages": messages})
+        await ask({"messages": [], "prompt_cache_retention": "24h"})
+        await ask({"messages": []})
+
+    asyncio.run(run())
+    assert [each.holds for each in found] == [((1.0, 3600.0),), ((1.0, 86400.0),), ()]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt_cache_retention": "1h"},
+        {"messages": [{"role": "user", "content": "a", "cache_control": {"type": "ephemeral", "ttl": "2h"}}]},
+        {"system": [{"type": "text", "text": "a", "cache_control": CONTROL}] * 5},
+    ],
+)
+def test_what_would_pin_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, body: dict[str, Any]) -> None:
+    """With a 400, before any work."""
+    monkeypatch.setattr(guard, "Request", Body)
+    done: list[Any] = []
+
+    async def create(asked: Any, raw: Any) -> None:
+        done.append(asked)
+
+    state = SimpleNamespace(anthropic_serving_messages=SimpleNamespace(create_messages=create))
+    GUARD.protect_routes(SimpleNamespace(state=state))  # type: ignore[arg-type]
+    answer = asyncio.run(state.anthropic_serving_messages.create_messages(SimpleNamespace(**body), Body(body)))
+    assert answer.error.code == 400 and not done

@@ -3,12 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Literal
 
 from msgspec import Struct
 
 from hotspan.cache.choice import Choice
 from hotspan.core.terms import Terms
 from hotspan.core.types import Chunk, ChunkKey, Tier
+
+CutBy = Literal["fault", "late", "room", "unanswered"]
+"""Why a request waits no longer for chunks that a lower tier has, or may have."""
 
 
 class State(Enum):
@@ -102,7 +106,8 @@ class Reader:
     asks_s:     how long it may wait for answers; None before the first wait.
     risk_s:     how long with trust beyond the bound; None if not asked for, 0 if there is no trust.
     plan:       the cost model's choice, until it is settled.
-    cut:        the wait is over: what is not in RAM is a MISS.
+    cut:        the wait is over: what is not in RAM is a MISS. cut_by: why, where something went wrong.
+    refused:    chunks that a settled plan chose to compute.
     promoted:   by chunk, the tier that it was promoted from.
     """
 
@@ -121,6 +126,8 @@ class Reader:
     risk_s: float | None = None
     plan: Plan | None = None
     cut: bool = False
+    cut_by: CutBy | None = None
+    refused: frozenset[ChunkKey] = frozenset()
     promoted: dict[ChunkKey, Tier] = field(default_factory=dict)
 
     def terms_at(self, index: int) -> Terms:

@@ -18,12 +18,12 @@ class CacheStats:
     """Counts since the last `take`.
 
     Hit tokens, bytes and seconds, evictions, refusals and what left RAM before a tier took it are by tier; faults by
-    (tier, fault). What tiers compress by (tier, what): chunks stored by what was chosen, bytes of those that were
-    compressed as chunks and as stored, seconds of encoding and decoding. Chunks that were prefetched by what became of
-    them: started, used, unused; next turns of sessions that were announced: used, unused, and how often that was
-    paused. Blends by what became of them, their tokens by kind, their checks by result; `is_blending` and what the last
-    checks found where that changed. Namespaces that began, by what they were named after, and whether there is one,
-    where that changed.
+    (tier, fault). Computed tokens by reason (reasons.py). What tiers compress by (tier, what): chunks stored by what
+    was chosen, bytes of those that were compressed as chunks and as stored, seconds of encoding and decoding. Chunks
+    that were prefetched by what became of them: started, used, unused; next turns of sessions that were announced:
+    used, unused, and how often that was paused. Blends by what became of them, their tokens by kind, their checks by
+    result; `is_blending` and what the last checks found where that changed. Namespaces that began, by what they were
+    named after, and whether there is one, where that changed.
     """
 
     lookup_tokens: int = 0
@@ -42,6 +42,7 @@ class CacheStats:
     compression_bytes: Counter[tuple[Tier, str]] = field(default_factory=Counter)
     compression_seconds: dict[tuple[Tier, str], float] = field(default_factory=dict)
     cuts: int = 0
+    computed_tokens: Counter[str] = field(default_factory=Counter)
     prefetches: Counter[Prefetched] = field(default_factory=Counter)
     turns: Counter[TurnResult] = field(default_factory=Counter)
     blends: Counter[str] = field(default_factory=Counter)

@@ -179,6 +179,11 @@ class TieredCache:
         found |= {entry.chunk.key: entry.chunk for entry in self.ram.matched(ScopeSet([scope]), self._namespace)}
         return by_longest(found)
 
+    @property
+    def has_tier_down(self) -> bool:
+        """Whether a lower tier is given up."""
+        return not all(tier.is_up for tier in self._lower.tiers)
+
     def terms(self, key: ChunkKey) -> Terms | None:
         """The terms of a chunk, wherever it lies; None if it is nowhere."""
         entry = self.ram.entries.get(key)

@@ -11,7 +11,7 @@ from typing import Literal
 
 from hotspan.cache.choice import Run, Text
 from hotspan.cache.cost import CostModel
-from hotspan.cache.entry import Entry, Plan, Reader, State
+from hotspan.cache.entry import CutBy, Entry, Plan, Reader, State
 from hotspan.cache.lower import LowerTiers
 from hotspan.cache.ram import RamTier
 from hotspan.cache.stats import CacheStats
@@ -123,7 +123,7 @@ class Waits:
             self.wake(transfer.key, tier, transfer.ended_s)
         elif not entry.deleted:
             for reader in self._readers.get(transfer.key, ()):
-                reader.cut = True
+                reader.cut, reader.cut_by = True, "fault"
         return entry
 
     # -- a request ---------------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class Waits:
         since_s = reader.plan.chosen_s if reader.plan is not None else reader.since_s
         for source in self.sources(reader.waiting):
             source.late(since_s or 0.0)
-        return self._cut(reader)
+        return self._cut(reader, "late")
 
     def await_room(self, reader: Reader, is_loading: bool) -> Lookup:
         """What to tell one whose chunk could not be promoted: wait a little if others are about to make room.
@@ -207,7 +207,7 @@ class Waits:
             reader.plan.is_crowded = True
         others_move = is_loading or len(self._promoting) > len(reader.waiting)
         if not others_move or reader.pins or self.is_late(reader):
-            return self._cut(reader)
+            return self._cut(reader, "room")
         return Lookup.RETRY
 
     def await_answer(self, chunk: Chunk, reader: Reader) -> Lookup:
@@ -220,7 +220,7 @@ class Waits:
             return Lookup.RETRY
         for tier in asked:
             tier.late(reader.since_s or 0.0)
-        return self._cut(reader)
+        return self._cut(reader, "unanswered")
 
     def wake(self, key: ChunkKey, source: Tier | None, ended_s: float = 0.0) -> None:
         """Tell the readers of a chunk that it came to RAM from `source`, or (None) that it never will.
@@ -250,7 +250,7 @@ class Waits:
         if reader.cut or (reader.plan is not None and (reader.plan.refused or not reader.plan.answered)):
             self._learn(reader)
             reader.cut = reader.is_asking = False
-            reader.since_s = reader.awaited = None
+            reader.since_s = reader.awaited = reader.cut_by = None
 
     def release(self, reader: Reader) -> None:
         """A request runs, or is gone: it waits for nothing, and the model learns what became of its choice."""
@@ -267,8 +267,8 @@ class Waits:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _cut(self, reader: Reader) -> Lookup:
-        reader.cut = True
+    def _cut(self, reader: Reader, why: CutBy) -> Lookup:
+        reader.cut, reader.cut_by = True, why
         self._end(reader)
         self._stats.cuts += 1
         return Lookup.MISS
@@ -282,6 +282,7 @@ class Waits:
         """The model learns what became of a request's choice."""
         plan, reader.plan = reader.plan, None
         if plan is not None and self._cost is not None:
+            reader.refused = plan.refused
             ended_s = plan.ended_s if plan.ended_s is not None else self._clock.monotonic()
             waited_s, asked_s = ended_s - plan.chosen_s, plan.chosen_s - plan.began_s
             waited_s = 0.0 if plan.is_crowded else waited_s

@@ -6,13 +6,21 @@ remembered: such a request is computed, and leaves nothing.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
-from hotspan.cache.entry import Reader
-from hotspan.core.terms import Scope
+from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey
 from hotspan.l2.view import LogView
 
 _NO_KEY = ChunkKey(bytes(32))
+
+
+class Text(Protocol):
+    """On what terms a request has a text: those without tags hold before chunk `tags_from`."""
+
+    terms: Terms
+    bare_terms: Terms
+    tags_from: int
 
 
 class Withdrawals:
@@ -29,21 +37,23 @@ class Withdrawals:
         for scope in scopes:
             self._view.add(_at(now_s), scope)
 
-    def first_of(
-        self, reader: Reader, chunks: Sequence[Chunk] | None, namespace: bytes, held_since_s: float
-    ) -> int | None:
+    def is_quiet(self, tenant: int, since_s: float) -> bool:
+        """Whether nothing that may be the tenant's was invalidated since then."""
+        return self._view.latest(tenant) < _at(since_s)
+
+    def first_of(self, text: Text, chunks: Sequence[Chunk] | None, namespace: bytes, held_since_s: float) -> int | None:
         """Index of the first chunk of a text that was invalidated since it is held; None if none was.
 
         chunks: of the text, in any order; None if their names are not known.
         """
         since, view = _at(held_since_s), self._view
-        if view.latest(reader.terms.tenant) < since:
+        if view.latest(text.terms.tenant) < since:
             return None
-        if chunks is None or view.matched_at(_NO_KEY, namespace, reader.bare_terms) >= since:
+        if chunks is None or view.matched_at(_NO_KEY, namespace, text.bare_terms) >= since:
             return 0
-        first = [chunk.index for chunk in chunks if view.matched_at(chunk.key, namespace, reader.bare_terms) >= since]
-        if view.matched_at(_NO_KEY, namespace, reader.terms) >= since:
-            first.append(reader.tags_from)
+        first = [chunk.index for chunk in chunks if view.matched_at(chunk.key, namespace, text.bare_terms) >= since]
+        if view.matched_at(_NO_KEY, namespace, text.terms) >= since:
+            first.append(text.tags_from)
         return min(first, default=None)
 
 

@@ -264,6 +264,38 @@ def _show_warmed(done: "Warmed", room: "Room", options: WarmOptions) -> None:
         typer.secho(f"the largest tier has {room.capacity_bytes / GIB:.3f} GiB: some are evicted again", fg="yellow")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainOptions(StatsOptions):
+    """Whose requests."""
+
+    tenant: str = option("", "Tenant. Default: all tenants.")
+
+
+@cache.command("explain")
+@runs(ExplainOptions)
+def explain(
+    options: ExplainOptions,
+    request: Annotated[
+        str, typer.Argument(help="ID of an answer, or X-Request-Id of its request. Default: the last requests.")
+    ] = "",
+) -> None:
+    """Show why a request was not a hit: how far it agreed with an earlier one, and why the rest was computed."""
+    from hotspan.cli.explain import explained, shown
+
+    body = {name: value for name, value in (("request", request), ("tenant", options.tenant)) if value}
+    found = explained(options.admin.post("/hotspan/cache/explain", body))
+    if options.json:
+        print_json(found)
+    elif not found:
+        typer.echo(
+            "no such request is known: those of each tenant's last ones that began to run are (--explain-requests)"
+        )
+    else:
+        typer.echo("\n\n".join(map(shown, found)))
+    if request and not found:
+        raise typer.Exit(1)
+
+
 def _check_offline(disk: Path, kek: str, key_store: Path | None) -> dict[str, Any]:
     from hotspan.keyring.keyring import open_keyring
     from hotspan.keyring.store import KeyStore

@@ -45,7 +45,8 @@ _ENGINES = unlisted("")
 _HASH = "sha256_cbor"
 _TIERS = (
     *("ram_gib", "disk", "disk_gib", "disk_compress", "l2", "l2_option", "l2_log", "l2_compress", "chunk_tokens"),
-    *("prompts_only", "model_digest", "kek", "key_store", "prefetch_sessions", "auto", "lmcache_config_file"),
+    *("prompts_only", "model_digest", "kek", "key_store", "prefetch_sessions", "explain_requests"),
+    *("auto", "lmcache_config_file"),
 )
 RULES = (
     Rule(_TIERS, _on("no_cache"), "--no-cache serves with the engine's own prefix cache only: it has no effect"),

@@ -130,6 +130,7 @@ class CacheSettings:
     blend:        reuse of repeated text that is no prefix; None leaves it out.
     prefetch_sessions: texts of sessions are brought into RAM before their next turns (cache/rhythm.py).
     encoder_outputs: outputs of the encoders of media are kept, where the engine can (engine/encoder/outputs.py).
+    explain_requests: of each tenant, whose chunk names are kept to explain later requests (engine/explaining.py).
     without:      tiers that are not to be chosen where none is named: "disk", "l2".
     """
 
@@ -152,6 +153,7 @@ class CacheSettings:
     blend: BlendSettings | None = None
     prefetch_sessions: bool = False
     encoder_outputs: bool = True
+    explain_requests: int = 64
     without: tuple[str, ...] = ()
     is_served: bool = False
 
@@ -298,6 +300,12 @@ class CacheOptions:
         "Bring the text of a session's next turn from disk or L2 into RAM shortly before it comes, for sessions whose "
         "turns come regularly; paused by itself while too little of it is used.",
     )
+    explain_requests: int = option(
+        64,
+        "Requests of each tenant whose chunk names, and no text, are kept to tell why later requests were no hits "
+        "(`hotspan cache explain`); 0: none, and nothing is explained.",
+        kind=kinds.NATURAL,
+    )
     auto: bool = option(
         False,
         "Choose the tiers that nothing else names, a disk tier included, by what the machine has free. "
@@ -348,6 +356,7 @@ class CacheOptions:
             events_key=None if self.kv_events_key is None else self.kv_events_key.expanduser().absolute(),
             blend=self._blend(),
             prefetch_sessions=self.prefetch_sessions,
+            explain_requests=self.explain_requests,
         )
 
     def _blend(self) -> BlendSettings | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from hotspan.core.breakpoints import Holds
 from hotspan.core.errors import did_you_mean
 from hotspan.core.terms import DEFAULT_TENANT, NEVER, Terms, adapter_label, tag_labels, tenant_label
 
@@ -14,9 +15,12 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
 _MAX_TAGS, _MAX_TAG_LENGTH = 64, 512
 MAX_TTL_S = 100 * 365 * 86400
 
-CLIENT_DIRECTIVES = ("ttl", "tags", "tags_from", "session", "no_store", "renew", "blend")
+CLIENT_DIRECTIVES = ("ttl", "tags", "tags_from", "session", "no_store", "renew", "blend", "explain")
 """What a client may put into `kv_transfer_params`."""
 
+
+Places = tuple[tuple[str, int], ...]
+"""Parts of a prompt, in order, and the token before which each ends."""
 
 MOST_LAYERS = 1024
 
@@ -64,6 +68,10 @@ class Directives:
                not known to be.
     blend:     whether, or how, repeated text that is no prefix is reused, where the server allows it; None as the
                server has it.
+    explain:   its answer says why its tokens were computed.
+    places:    where the parts of its prompt end, as far as the server knows; the server says so.
+    form:      of the options of its template, likewise; 0 for those of the model.
+    holds:     prefixes of its prompt that are pinned for a while, likewise (core/breakpoints.py).
     """
 
     tenant: str = DEFAULT_TENANT
@@ -75,6 +83,10 @@ class Directives:
     renew: bool = False
     blend: bool | BlendDirective | None = None
     held_since_s: float | None = None
+    explain: bool = False
+    places: Places = ()
+    form: int = 0
+    holds: Holds = ()
 
     def terms(self, adapter: str | None, now_s: float) -> Terms:
         """The terms of what this request stores and hits now. adapter: its name, None for the base model."""
@@ -97,16 +109,29 @@ class Directives:
             "renew": self.renew,
             "blend": asdict(self.blend) if isinstance(self.blend, BlendDirective) else self.blend,
             "held_since": self.held_since_s,
-        }
+        } | self._shown()
+
+    def _shown(self) -> dict[str, Any]:
+        """What few requests have."""
+        shown: dict[str, Any] = {"explain": True} if self.explain else {}
+        shown |= {"places": [list(place) for place in self.places]} if self.places else {}
+        shown |= {"holds": [list(hold) for hold in self.holds]} if self.holds else {}
+        return shown | ({"form": self.form} if self.form else {})
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Directives":
         """The directives that `to_json` gave. Raises: an error of MALFORMED for anything else."""
         fields = {name: value for name, value in data.items() if value is not None}
         tenant, held = fields.pop("tenant"), fields.pop("held_since", None)
+        places = tuple((str(name), int(end)) for name, end in fields.pop("places", ()))
+        form = int(fields.pop("form", 0))
+        holds = tuple((float(share), float(hold_s)) for share, hold_s in fields.pop("holds", ()))
         if not isinstance(tenant, str):
             raise TypeError(f"tenant is {tenant!r}, no text")
-        return replace(parse_directives(fields), tenant=tenant, held_since_s=None if held is None else float(held))
+        held_since_s = None if held is None else float(held)
+        return replace(
+            parse_directives(fields), tenant=tenant, held_since_s=held_since_s, places=places, form=form, holds=holds
+        )
 
 
 def parse_directives(params: Mapping[str, Any]) -> Directives:
@@ -125,7 +150,7 @@ def parse_directives(params: Mapping[str, Any]) -> Directives:
     tags_from = params.get("tags_from", 0)
     if isinstance(tags_from, bool) or not isinstance(tags_from, int) or tags_from < 0:
         raise ValueError(f"tags_from is {tags_from!r}: give the number of tokens that come before the tagged text")
-    flags = {name: params.get(name, False) for name in ("no_store", "renew")}
+    flags = {name: params.get(name, False) for name in ("no_store", "renew", "explain")}
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise ValueError(f"{name} is {value!r}: give true or false")

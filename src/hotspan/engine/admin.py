@@ -102,7 +102,7 @@ class Administrator:
             follower.on_foreign = self._calls.knock
 
     def do(self, command: Mapping[str, Any]) -> "Answer | Future[Answer]":
-        """Carry out one command: stats, log, invalidate, prefetch, pin, check, shred or rotate."""
+        """Carry out one command: stats, log, invalidate, prefetch, pin, check, explain, shred or rotate."""
         verb = command["do"]
         if verb == "stats":
             return self._stats()
@@ -116,6 +116,8 @@ class Administrator:
             return self._pin(command)
         if verb == "check":
             return self._verify()
+        if verb == "explain":
+            return self._explain(command)
         if verb == "shred":
             return self._shred(str(command["tenant"]))
         if verb == "rotate":
@@ -315,6 +317,17 @@ class Administrator:
         logger.info("cache_invalidated receipt=%s scopes=%d removed=%s", receipt["receipt"], len(scopes), removed)
         ready(True)
         return answer
+
+    def _explain(self, command: Mapping[str, Any]) -> Answer:
+        """Why a request's tokens were computed, or those of the last ones."""
+        explainer, asked, tenant = self._manager.explainer, command.get("request"), command.get("tenant")
+        if explainer is None:
+            return {"replica": self._replica, "refused": "nothing is explained: serve with --explain-requests above 0"}
+        owner = None if tenant is None else tenant_label(tenant)
+        one = explainer.find(asked, owner) if asked else None
+        found = explainer.last(owner) if not asked else [] if one is None else [one]
+        is_client = bool(command.get("is_client"))
+        return {"replica": self._replica, "requests": [each.to_json(is_client=is_client) for each in found]}
 
     def _verify(self) -> "Answer | Future[Answer]":
         """A check of the disk; who asks while one runs gets its answer, too."""

@@ -227,14 +227,14 @@ class HotspanConnector(OffloadingConnector):
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         self._retire(request)
         delayed, said = super().request_finished(request, block_ids)
-        return delayed, self._blend_report(request) or said
+        return delayed, self._report(request) or said
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         self._retire(request)
         delayed, said = super().request_finished_all_groups(request, block_ids)
-        return delayed, self._blend_report(request) or said
+        return delayed, self._report(request) or said
 
     @netted(lambda: None)
     def _retire(self, request: Request) -> None:
@@ -242,10 +242,10 @@ class HotspanConnector(OffloadingConnector):
         self.manager.retire(request)
 
     @netted(lambda: None)
-    def _blend_report(self, request: Request) -> dict[str, Any] | None:
-        """What the answer says of blending, in its `kv_transfer_params`."""
-        report = self.manager.end_blend(request.request_id)
-        return None if report is None else {"blend": report}
+    def _report(self, request: Request) -> dict[str, Any] | None:
+        """What the answer says in its `kv_transfer_params`: of blending, and of why its tokens were computed."""
+        blend, explained = self.manager.end_blend(request.request_id), self.manager.explained(request.request_id)
+        return ({"blend": blend} if blend else {}) | ({"explain": explained} if explained else {}) or None
 
     def _leave_out(self, subject: object) -> None:
         """Nothing of a request is cached any more."""

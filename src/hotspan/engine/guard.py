@@ -11,6 +11,7 @@ directives that tell hotspan's tiers whose a request is, are set here from the a
 
 import copy
 import dataclasses
+import json
 import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -24,11 +25,13 @@ from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from hotspan.core.directives import Directives, parse_directives
+from hotspan.core.breakpoints import Holds, holds_of, retention_s
+from hotspan.core.directives import Directives, Places, parse_directives
 from hotspan.core.fair import FairOrder
 from hotspan.core.namespace import engine_salt
 from hotspan.engine.entrypoints import create_error_response
 from hotspan.engine.media import bind_media
+from hotspan.engine.places import Tokens, form_of, places_of
 from hotspan.engine.requests import SERVER_DIRECTIVES
 from hotspan.engine.responses import keep_apart
 from hotspan.engine.traces import Traces
@@ -49,6 +52,10 @@ CREATES = {
 _TRIPS = (AttributeError, KeyError, IndexError)
 """What a check raises that takes a value for one of another type, as in `"structured_outputs": false`."""
 
+
+_NOTHING: tuple[Places, int, Holds] = ((), 0, ())
+_ASKED: ContextVar[tuple[Places, int, Holds]] = ContextVar("hotspan_asked", default=_NOTHING)
+"""Where the parts of the current task's prompt are, if that is asked for, its template's options, and what it pins."""
 
 _PLACES: ContextVar[list[int] | None] = ContextVar("hotspan_places", default=None)
 """Places in the queue of what the current task asks for and no token has come of."""
@@ -73,7 +80,7 @@ class RequestGuard:
     is_cached:   the engine has hotspan's tiers and understands directives.
     order:       in which the engine begins tenants' prompts, where its queue is one of priorities.
 
-    `traces` records requests while somebody fetches them.
+    `traces` records requests while somebody fetches them. chat_tokens: the engine's, once there is one.
     """
 
     def __init__(
@@ -91,6 +98,7 @@ class RequestGuard:
         self._is_cached = is_cached
         self._order = order
         self.traces = Traces()
+        self.chat_tokens: Tokens | None = None
 
     def salt(self, tenant: str, salt: str | None) -> str | None:
         """What the engine salts a tenant's prefixes with, given the client's own salt."""
@@ -155,7 +163,10 @@ class RequestGuard:
         return self._owned(asked)
 
     def _owned(self, asked: Directives) -> Directives:
-        return dataclasses.replace(asked, tenant=self._tenant(), held_since_s=self._held_since_s())
+        places, form, holds = _ASKED.get()
+        return dataclasses.replace(
+            asked, tenant=self._tenant(), held_since_s=self._held_since_s(), places=places, form=form, holds=holds
+        )
 
     def protect(self, client: AsyncLLM) -> None:
         """Let nothing reach the engine but through here. Mutates: `client`."""
@@ -206,6 +217,7 @@ class RequestGuard:
             asked = getattr(request, _PARAMS, None)
             try:
                 directives = self.directives(asked)
+                holds = await _holds(request, (*rest, *options.values()))
                 if getattr(request, "features", None) is not None:
                     message = "features name their media as they like: send the media as content_parts"
                     raise VLLMValidationError(message, parameter="features")
@@ -214,11 +226,41 @@ class RequestGuard:
                     raise VLLMValidationError(message, parameter=_PARAMS)
             except VLLMValidationError as error:
                 return create_error_response(error)
+            places: Places = ()
+            if directives.explain and self.chat_tokens is not None:
+                places = await places_of(request, self.chat_tokens)
+            told = (places, form_of(request), holds)
+            _ASKED.set(told)
             if asked:
                 setattr(request, _PARAMS, _Checked(asked, directives))
-            return await create(request, *rest, **options)
+            answer = await create(request, *rest, **options)
+            is_stream = isinstance(answer, AsyncGenerator)
+            return _telling(answer, told) if is_stream and told != _NOTHING else answer
 
         return checked
+
+
+async def _telling(stream: AsyncGenerator[Any], told: tuple[Places, int, Holds]) -> AsyncGenerator[Any]:
+    """A stream whose request is made when it is first read, by another task than its route's."""
+    _ASKED.set(told)
+    async with aclosing(stream):
+        async for part in stream:
+            _ASKED.set(_NOTHING)  # it is made: what the same task asks for next is another
+            yield part
+
+
+async def _holds(request: Any, others: tuple[Any, ...]) -> Holds:
+    """What a request says of keeping its prompt in the words of other APIs. Raises: VLLMValidationError."""
+    retention, raw = getattr(request, "prompt_cache_retention", None), None
+    if whole := next((each for each in others if isinstance(each, Request)), None):
+        raw = await whole.body()
+    try:
+        holds = holds_of(json.loads(raw)) if raw and b'"cache_control"' in raw else ()
+        if retention is not None and (hold_s := retention_s(retention)):
+            holds = (*holds, (1.0, hold_s))
+    except (ValueError, RecursionError) as error:
+        raise VLLMValidationError(str(error), parameter="cache_control") from error
+    return holds
 
 
 def _request_tracing(client: AsyncLLM) -> "RequestTracing | None":

@@ -192,7 +192,9 @@ async def launch(arguments: Namespace, guard: RequestGuard, aftermath: Aftermath
             report_drafts(app, client)
         await client.reset_mm_cache()
         with gpus_shown(client.vllm_config.parallel_config.world_size):
-            yield Engine(app, client, guard)
+            engine = Engine(app, client, guard)
+            guard.chat_tokens = engine.chat_tokens
+            yield engine
     finally:
         client.shutdown(timeout=client.vllm_config.shutdown_timeout)
 

@@ -186,7 +186,7 @@ class HotspanManager(StepWaits, OffloadingManager):
             self.cache.join(chunks, record)
         if self.events is not None:
             self.events.publish(record)
-        self.prefixes.keep(record)
+        self._keep(record)
 
     @netted(lambda: None)
     def retire(self, request: Request) -> None:
@@ -198,7 +198,7 @@ class HotspanManager(StepWaits, OffloadingManager):
         if self.steps is not None:
             self.steps.forget(request.request_id)
         if (record := self._records.get(request.request_id)) is not None:
-            self.prefixes.end(record)
+            self._end(record)
             if self.rhythm is not None and record.session is not None:
                 self.rhythm.end(record.session, in_order(record.all_chunks()))
             if self.tracing is not None:
@@ -338,6 +338,7 @@ class HotspanManager(StepWaits, OffloadingManager):
                 return None
         else:
             placements = self.cache.begin_store(chunks, record)
+        self._note_refused(record, chunks, len(placements))
         return PrepareStoreOutput(
             keys_to_store=[named[placement.chunk.key] for placement in placements],
             store_spec=CPULoadStoreSpec([placement.slot for placement in placements]),
@@ -367,7 +368,7 @@ class HotspanManager(StepWaits, OffloadingManager):
 
     def reset_cache(self) -> None:
         """Empty this engine's RAM: an engine that sleeps or pauses resets it, and takes back nobody's text."""
-        self.savings.clear()
+        self._clear_texts()
         if self.outputs is not None:
             self.outputs.clear()
         self.cache.clear()  # the connector calls `end_clear` when the workers' copies have ended

@@ -33,6 +33,9 @@ _BY_TIER = (
 DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     "hotspan_cache_lookup_tokens": OffloadingCounterMetadata("Prompt tokens of requests that began to run."),
     "hotspan_cache_hit_tokens": OffloadingCounterMetadata("Tokens loaded instead of computed, by tier.", _TIER),
+    "hotspan_cache_computed_tokens": OffloadingCounterMetadata(
+        "Prompt tokens that were computed, by reason (docs/reference/reasons.md).", ("reason",)
+    ),
     "hotspan_cache_load_bytes": OffloadingCounterMetadata("KV bytes read up from a tier.", _TIER),
     "hotspan_cache_store_bytes": OffloadingCounterMetadata("KV bytes written down to a tier.", _TIER),
     "hotspan_cache_load_seconds": OffloadingHistogramMetadata(
@@ -261,6 +264,8 @@ class CacheMetrics:
             self._add("hotspan_cache_namespaces", count, source)
         if counts.weights_known is not None:
             self._set("hotspan_cache_weights_known", float(counts.weights_known))
+        for why, tokens in counts.computed_tokens.items():
+            self._add("hotspan_cache_computed_tokens", tokens, why)
         for name in _BY_TIER:
             for tier, value in getattr(counts, name).items():
                 self._add(f"hotspan_cache_{name}", value, tier.value)

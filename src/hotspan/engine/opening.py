@@ -117,6 +117,8 @@ def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -
             follower=follower,
             keyring=keyring,
         )
+        if settings.explain_requests:
+            manager.explain_requests(settings.explain_requests, keeps_answers=not settings.prompts_only)
         directory = opening.disk_directory() if follower is not None else None
         hasher = partial(block_hasher, config, spec.tokens_per_hash)
         administrator = Administrator(manager, disk, follower, directory, keyring, hasher, clock)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request
 
+from hotspan.cache.history import History
 from hotspan.cache.savings import SavedText, Savings
 from hotspan.cache.tiered import TieredCache
 from hotspan.cache.withdrawals import Withdrawals
@@ -22,10 +23,12 @@ from hotspan.core.clock import Clock
 from hotspan.core.namespace import ChunkKeyer
 from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Scope, adapter_label
+from hotspan.core.types import Chunk
 from hotspan.engine.adapters import registered_name
 from hotspan.engine.blend.admission import Blending
 from hotspan.engine.blend.orders import Report
 from hotspan.engine.encoder.outputs import EncoderOutputs
+from hotspan.engine.explaining import Explainer
 from hotspan.engine.net import Unfinished, netted
 from hotspan.engine.prefixes import GpuPrefixes
 from hotspan.engine.requests import Admission, RequestRecord
@@ -71,6 +74,7 @@ class PresentRequests:
         self._unfinished = Unfinished()
         self._withdrawals = Withdrawals()
         self._ended_s = -math.inf  # when the last namespace ended
+        self.explainer: Explainer | None = None
 
     def _withdraw(self, record: RequestRecord) -> None:
         """Let a request leave nothing whose text was invalidated while somebody held it."""
@@ -118,7 +122,7 @@ class PresentRequests:
             and (mine := record.request.lora_request) is not None
             and (mine.lora_name == lora.lora_name or mine.lora_int_id == lora.lora_int_id)
         ]
-        self._disown(users)
+        self._disown(users, "adapter")
         label = adapter_label(registered_name(lora.lora_name))
         hit = {record.request.request_id: 0 for record in users}
         blocks, _ = self.prefixes.invalidate([Scope(adapter=label)], self.namespace, hit)
@@ -163,7 +167,7 @@ class PresentRequests:
         nobody: a name that nothing has; None if nothing has the present one. forget: nobody will look for what is there
         under the present one.
         """
-        self._disown((*self._ended, *self._records.values()))
+        self._disown((*self._ended, *self._records.values()), "weights")
         if self._admission.is_open and not forget:
             self.former.add(self.namespace)
         self._ended_s = self._clock.monotonic()
@@ -203,10 +207,10 @@ class PresentRequests:
         self.namespace = self._admission.namespace = namespace
 
     @staticmethod
-    def _disown(records: Iterable[RequestRecord]) -> None:
+    def _disown(records: Iterable[RequestRecord], why: str) -> None:
         """What these requests compute has no name any more."""
         for record in records:
-            record.may_store, record.keyer = False, None
+            record.may_store, record.keyer, record.left_out = False, None, why
 
     @netted(lambda: None)
     def forget_ended(self) -> None:
@@ -224,7 +228,7 @@ class PresentRequests:
         """Find and store nothing of a request any more, which is named as vLLM's calls name it."""
         name = subject if isinstance(subject, str) else getattr(subject, "request_id", getattr(subject, "req_id", None))
         if isinstance(name, str) and (record := self._records.get(name)) is not None:
-            record.may_store, record.keyer = False, None
+            record.may_store, record.keyer, record.left_out = False, None, "error"
         elif isinstance(subject, Request):
             self._records[subject.request_id] = self._admission.left_out(subject)
 
@@ -241,6 +245,56 @@ class PresentRequests:
         """What the worker did of blends."""
         if self.blending is not None:
             self._unfinished.do("blends", partial(self.blending.note, report))
+
+    def explain_requests(self, count: int, *, keeps_answers: bool) -> None:
+        """Keep the chunk names of each tenant's last requests, to explain later ones."""
+        self.explainer = Explainer(
+            History(count), self.cache, self._withdrawals, self._clock, keeps_answers=keeps_answers
+        )
+
+    def _keep(self, record: RequestRecord) -> None:
+        """A request begins to run: what it computes may stay in the engine's own cache, and why it does is told."""
+        self.prefixes.keep(record)
+        if record.holds and record.may_store:
+            self._hold(record)
+        if self.explainer is not None:
+            self.explainer.begin(record)
+
+    def _hold(self, record: RequestRecord) -> None:
+        """Pin the prefixes of a request that it asks for, as far as they are whole chunks."""
+        group, slot_bytes = record.ranked[0], self.cache.ram.slab.slot_bytes
+        chain, tokens = record.chain(group.index), record.request.num_prompt_tokens
+        for share, hold_s in record.holds:
+            chunks = min(round(share * tokens) // group.tokens, len(chain))
+            if chunks > 0:
+                size = chunks * slot_bytes * len(record.groups)
+                self.cache.pins.hold(record.terms.tenant, chain[chunks - 1].key, size, hold_s)
+
+    def _end(self, record: RequestRecord) -> None:
+        """A request ended."""
+        self.prefixes.end(record)
+        if self.explainer is not None:
+            self.explainer.end(record)
+
+    def _note_refused(self, record: RequestRecord, chunks: Sequence[Chunk], placed: int) -> None:
+        """Of the chunks that were to be stored so many got a place."""
+        if self.explainer is not None and placed < len(chunks):
+            self.explainer.refuse(record, chunks)
+
+    def _clear_texts(self) -> None:
+        """RAM is about to be emptied."""
+        self.savings.clear()
+        if self.explainer is not None:
+            self.explainer.cleared_s = self._clock.monotonic()
+
+    @netted(lambda: None)
+    def explained(self, request_id: str) -> dict[str, Any] | None:
+        """A request ended; what its answer says of why its tokens were computed, if it asked for that."""
+        record = self._records.get(request_id)
+        if record is None or not record.explains or record.past is None:
+            return None
+        shown: dict[str, Any] = record.past.explained.to_json(is_client=True)
+        return shown
 
     @netted(lambda: None)
     def end_blend(self, request_id: str) -> dict[str, Any] | None:

@@ -13,10 +13,12 @@ from vllm.v1.kv_offload.base import OffloadKey, get_offload_block_hash, get_offl
 from vllm.v1.request import Request
 
 from hotspan.cache.entry import Reader
+from hotspan.cache.history import Past
 from hotspan.cache.rhythm import SessionId
 from hotspan.config.settings import CacheSettings
+from hotspan.core.breakpoints import Holds
 from hotspan.core.clock import Clock, SystemClock
-from hotspan.core.directives import CLIENT_DIRECTIVES, BlendDirective, Directives, governed, parse_directives
+from hotspan.core.directives import CLIENT_DIRECTIVES, BlendDirective, Directives, Places, governed, parse_directives
 from hotspan.core.errors import MALFORMED
 from hotspan.core.namespace import NO_ADAPTER, NO_TENANT, ChunkKeyer, tenant_digest
 from hotspan.core.scopes import ScopeSet
@@ -73,6 +75,9 @@ class RequestRecord(Reader):
     spans:       names of the complete spans of its text. spans_kept: how many of them the prefix cache may have.
     is_renamed:  it was invalidated while it ran, or while its text was held: its blocks have random names.
     held_since_s: since when its text is held, by the monotonic clock; None if that is not known.
+    left_out:    why nothing of it is found or kept, by the names of the reasons (cache/reasons.py); None if all may be.
+    explains:    its answer says why its tokens were computed. places, form, holds: as `Directives` has them.
+    past:        itself, as later requests are compared with it.
     has_failed_load: its load could not be prepared: it is computed. failed_load: what that was of, until vLLM ends it.
     """
 
@@ -98,6 +103,12 @@ class RequestRecord(Reader):
     held_since_s: float | None = None
     has_failed_load: bool = False
     failed_load: frozenset[OffloadKey] | None = None
+    left_out: str | None = None
+    explains: bool = False
+    places: Places = ()
+    form: int = 0
+    holds: Holds = ()
+    past: Past | None = None
     _hashes_done: int = 0
     _chains: dict[int, list[Chunk]] = field(default_factory=dict)
 
@@ -248,21 +259,25 @@ class Admission:
         if not isinstance(request.kv_transfer_params, dict | None):
             request.kv_transfer_params = None  # the engine would fail on it, too
             LEFT_OUT.note("directives")
-            return self.left_out(request)
+            return self.left_out(request, "directives")
         directives = self._directives(request)
         if directives is None or self._has_unnamed_media(request):
-            return self.left_out(request)
+            return self.left_out(request, "directives" if directives is None else "media", directives)
         self._has_outputs |= bool(request.mm_features)
         if not self.is_open or (request.mm_features and self._has_old_outputs):
             LEFT_OUT.note("weights")
-            return self.left_out(request)
+            return self.left_out(request, "weights", directives)
         self.named += 1
         directives = governed(directives, self._settings.retention)
         lora = request.lora_request
         adapter, now_s = None if lora is None else registered_name(lora.lora_name), self._clock.unix()
+        keyer = self.keyer(directives.tenant, lora) if self._is_as_loaded(lora) else None
+        left_out = "no_store" if directives.no_store else None
+        if keyer is None:
+            left_out = "adapter" if lora is not None and not self._is_named(lora) else "keys"
         return RequestRecord(
             request=request,
-            keyer=self.keyer(directives.tenant, lora) if self._is_as_loaded(lora) else None,
+            keyer=keyer,
             groups=self.groups,
             session=_session(directives),
             tags=directives.tags,
@@ -273,6 +288,11 @@ class Admission:
             tags_from=directives.tags_from // self._chunk_tokens,
             renews=directives.renew,
             held_since_s=directives.held_since_s,
+            left_out=left_out,
+            explains=directives.explain,
+            places=directives.places,
+            form=directives.form,
+            holds=directives.holds,
         )
 
     def end(self) -> None:
@@ -294,15 +314,27 @@ class Admission:
         lora = record.request.lora_request
         if lora is None or not lora.load_inplace or self.adapters.of(lora.lora_int_id, lora.lora_path) is not None:
             return True
-        record.may_store, record.keyer = False, None
+        record.may_store, record.keyer, record.left_out = False, None, "adapter"
         return False
 
     def _is_as_loaded(self, lora: LoRARequest | None) -> bool:
         return lora is None or self.adapters.is_as_loaded(lora.lora_int_id, lora.lora_path)
 
-    def left_out(self, request: Request) -> RequestRecord:
-        """The record of a request of which nothing is cached."""
-        return RequestRecord(request=request, keyer=None, groups=self.groups, may_store=False)
+    def _is_named(self, lora: LoRARequest) -> bool:
+        return self._is_as_loaded(lora) and self.adapters.of(lora.lora_int_id, lora.lora_path) is not None
+
+    def left_out(self, request: Request, why: str = "error", directives: Directives | None = None) -> RequestRecord:
+        """The record of a request of which nothing is cached, and why; its directives where they are known."""
+        known = directives or Directives()
+        return RequestRecord(
+            request=request,
+            keyer=None,
+            groups=self.groups,
+            may_store=False,
+            terms=Terms() if directives is None else Terms(tenant=tenant_label(known.tenant)),
+            left_out=why,
+            explains=known.explain,
+        )
 
     def keyer(self, tenant: str, lora: LoRARequest | None, namespace: bytes | None = None) -> ChunkKeyer | None:
         """Names for the chunks of a tenant and an adapter; None if nothing of them can be cached now.

@@ -2,6 +2,7 @@
 
 from typing import get_args
 
+from hotspan.cache.reasons import REASONS as EXPLAINED
 from hotspan.cache.refusals import REASONS
 from hotspan.cache.stats import BlendCheck, Prefetched, TurnResult
 from hotspan.core.types import Tier
@@ -22,6 +23,7 @@ _WHAT: list[Labels] = [("prefill",), *_LOWER]
 
 _OF_METRIC: dict[str, list[Labels]] = {
     "hotspan_cache_hit_tokens": _TIERS,
+    "hotspan_cache_computed_tokens": [(reason,) for reason in EXPLAINED],
     "hotspan_cache_load_bytes": _TIERS,
     "hotspan_cache_store_bytes": _TIERS,
     "hotspan_cache_load_seconds": _TIERS,

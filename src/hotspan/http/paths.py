@@ -4,7 +4,7 @@ And those of adapters, by which the server tells who may use them.
 """
 
 INVOCATIONS = "/invocations"
-BY_NAME = ("/predictions/{model}", "/models/{model}/invoke")
+BY_NAME = ("/predictions/{model}", "/models/{model}/invoke", "/endpoints/{model}/invocations")
 
 OPENAI = (
     *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"),
@@ -37,6 +37,9 @@ PREFETCH = "/hotspan/cache/prefetch"
 
 PIN = "/hotspan/cache/pin"
 """Has chunks evicted last."""
+
+EXPLAIN = "/hotspan/cache/explain"
+"""Tells why a request was not a hit."""
 
 WARM = "/hotspan/cache/warm"
 WARM_UP = "/hotspan/cache/warm/{warm_up_id}"

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Header
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from hotspan.cache.reasons import REASONS
 from hotspan.config.settings import CacheSettings
 from hotspan.config.tenants import Tenants
 from hotspan.core.clock import Clock, SystemClock
@@ -17,7 +18,7 @@ from hotspan.core.terms import DEFAULT_TENANT, tenant_label
 from hotspan.core.trace import BLOCK_RANGE, BLOCK_TOKENS
 from hotspan.http.dashboard import DASHBOARD, HTML, dashboard
 from hotspan.http.errors import HttpError
-from hotspan.http.paths import PIN, PREFETCH
+from hotspan.http.paths import EXPLAIN, PIN, PREFETCH
 from hotspan.server.adapters.registry import AdapterRegistry, EngineAdapter
 from hotspan.server.administered import Administered
 from hotspan.server.announce import Announcement, Pinning, command_of, owner_of, pin_of
@@ -65,6 +66,20 @@ class Recording(BaseModel):
     is_last: bool = Field(False, description="Ends the recording.")
 
 
+class Question(BaseModel):
+    """Which request is explained."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    request: str | None = Field(
+        None,
+        min_length=1,
+        max_length=512,
+        description="The id of an answer, or the X-Request-Id of its request. Default: the last 20 requests.",
+    )
+    tenant: Name | None = Field(None, description="The tenant; for a client with an API key, its own.")
+
+
 class CacheAdmin:
     """The handlers. cache: settings of the tiers; None if the server has only the engine's own prefix cache.
 
@@ -93,7 +108,7 @@ class CacheAdmin:
         self._names = {f"{tenant_label(name):016x}": name for name in names}
 
     async def stats(self) -> Json:
-        """The contents of each tier and the tokens loaded by tenant, and the texts that saved the most computing."""
+        """The contents of each tier, the tokens loaded by tenant, texts that saved the most, and what reasons mean."""
         self.need_cache()
         replicas = await self.ask({"do": "stats"}, DURABLE_S)
         counts = [(tier, "tenants") for replica in replicas for tier in replica["tiers"].values()]
@@ -101,7 +116,8 @@ class CacheAdmin:
             told[name] = {self._names.get(label, label): count for label, count in told[name].items()}
         for text in (text for replica in replicas for text in replica["texts"]):
             text["tenant"] = self._names.get(text["tenant"], text["tenant"])
-        return {"replicas": replicas}
+        reasons = {name: {"says": reason.says, "todo": reason.todo} for name, reason in REASONS.items()}
+        return {"replicas": replicas, "reasons": reasons}
 
     async def log(self, *, is_asked: bool = False) -> Json | None:
         """Which log of a shared L2 the engine reads, `{"name": ..}`; None for none, and while it is not known.
@@ -170,6 +186,17 @@ class CacheAdmin:
         """Have what carries some tags evicted last, up to a quota within the tenant's floor, until an end."""
         self.need_cache()
         answers = await self.ask(pin_of(asked, owner_of(current_principal(), asked.tenant)), DURABLE_S)
+        if refused := [answer["refused"] for answer in answers if "refused" in answer]:
+            raise HttpError(409, refused[0])
+        return {"replicas": answers}
+
+    async def explain(self, asked: Question) -> Json:
+        """Why the tokens of a request were computed, and how far it agreed with an earlier one."""
+        self.need_cache()
+        principal = current_principal()
+        tenant = asked.tenant if principal.is_admin else owner_of(principal, asked.tenant)
+        command = {"do": "explain", "request": asked.request, "tenant": tenant, "is_client": not principal.is_admin}
+        answers = await self.ask(command, DURABLE_S)
         if refused := [answer["refused"] for answer in answers if "refused" in answer]:
             raise HttpError(409, refused[0])
         return {"replicas": answers}
@@ -326,6 +353,7 @@ def admin_router(admin: CacheAdmin) -> APIRouter:
     router.post("/hotspan/cache/invalidate")(admin.invalidate)
     router.post(PREFETCH)(admin.prefetch)
     router.post(PIN)(admin.pin)
+    router.post(EXPLAIN)(admin.explain)
     router.post("/hotspan/cache/clear")(admin.clear)
     router.post("/hotspan/cache/check")(admin.check)
     router.post("/hotspan/trace")(admin.trace)

@@ -14,7 +14,7 @@ from typing import Any
 from hotspan.config.control import engine_sockets
 from hotspan.config.environment import environment
 from hotspan.core.errors import ConfigError, RefusedError
-from hotspan.http.paths import PIN, PREFETCH
+from hotspan.http.paths import EXPLAIN, PIN, PREFETCH
 from hotspan.http.unix import UnixConnection
 
 _TURN_S = 0.001
@@ -61,6 +61,12 @@ class Control:
     def pin(self, tags: Sequence[str], gib: float, hold_s: float = 3600.0) -> Json:
         """Have what carries all of some tags evicted last, up to so many GiB, for so many seconds."""
         return self._ask("POST", PIN, {"tags": list(tags), "gib": gib, "hold_s": hold_s})
+
+    def explain(self, request: str | None = None) -> list[Json]:
+        """Why the tokens of a request were computed, by the id of its output; without one, of the last 20 requests."""
+        asked = {} if request is None else {"request": request}
+        replicas = self._ask("POST", EXPLAIN, asked)["replicas"]
+        return [told for replica in replicas for told in replica["requests"]]
 
     def shred(self, tenant: str) -> Json:
         """Destroy a tenant's keys; the receipt."""

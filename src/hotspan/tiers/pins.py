@@ -12,22 +12,26 @@ from hotspan.core.types import ChunkKey
 MAX_PINS = 64
 """Of one tenant at a time."""
 
+MAX_HELD = 256
+"""Single chunks that a tenant has pinned, one for each prefix; the pin that ends first goes for another."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Chunks of a tenant that carry all of some labels.
+    """Chunks of a tenant that carry all of some labels; or one chunk, with those that it stands on.
 
-    bytes: of them at most, in each tier. until_s: monotonic.
+    bytes: of them at most, in each tier. until_s: monotonic. key: of the one chunk.
     """
 
     tenant: int
     labels: frozenset[int]
     bytes: int
     until_s: float
+    key: ChunkKey | None = None
 
     def takes(self, terms: Terms) -> bool:
-        """Whether it is about a chunk under these terms."""
-        return terms.tenant == self.tenant and self.labels <= terms.labels
+        """Whether it is about chunks under these terms."""
+        return self.key is None and terms.tenant == self.tenant and self.labels <= terms.labels
 
 
 class Pins:
@@ -35,7 +39,7 @@ class Pins:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._pins: dict[int, dict[frozenset[int], Pin]] = {}
+        self._pins: dict[int, dict[frozenset[int] | ChunkKey, Pin]] = {}
         self._first_end_s = math.inf
         self._version = 0
 
@@ -47,12 +51,31 @@ class Pins:
         self._expire()
         mine = self._pins.get(tenant, {})
         others = {name: pin for name, pin in mine.items() if name != labels}
-        is_taken = size <= 0 or len(others) < MAX_PINS
+        is_taken = size <= 0 or sum(pin.key is None for pin in others.values()) < MAX_PINS
         if size > 0 and is_taken:
             others[labels] = Pin(tenant, labels, size, self._clock.monotonic() + hold_s)
         self._pins |= {tenant: others}
         self._changed()
         return is_taken
+
+    def hold(self, tenant: int, key: ChunkKey, size: int, hold_s: float) -> None:
+        """Pin a chunk and the prefix that ends there: `size` bytes of it at most, until the later of two ends."""
+        self._expire()
+        mine, until_s = self._pins.setdefault(tenant, {}), self._clock.monotonic() + hold_s
+        if key in mine:
+            until_s = max(until_s, mine[key].until_s)
+        mine[key] = Pin(tenant, frozenset(), size, until_s, key)
+        held = [pin for pin in mine.values() if pin.key is not None]
+        if len(held) > MAX_HELD:
+            first = min(held, key=lambda pin: pin.until_s)
+            mine.pop(first.key or key)
+        self._changed()
+
+    def matching(self, key: ChunkKey, terms: Terms) -> list[Pin]:
+        """Those that are about a chunk under these terms."""
+        mine = self._pins.get(terms.tenant, {})
+        found = [pin for pin in mine.values() if pin.takes(terms)]
+        return [*found, mine[key]] if key in mine else found
 
     def live(self) -> list[Pin]:
         """Those that have not ended."""
@@ -60,7 +83,7 @@ class Pins:
         return list(self._each())
 
     def of(self, tenant: int) -> Collection[Pin]:
-        """Those of one tenant that have not ended; at most MAX_PINS."""
+        """Those of one tenant that have not ended; at most MAX_PINS of labels, and MAX_HELD of single chunks."""
         self._expire()
         return self._pins[tenant].values() if tenant in self._pins else ()
 
@@ -132,7 +155,7 @@ class Kept:
         if not self._pins.any:
             return False
         found = terms(key)
-        pins = [pin for pin in self._pins.of(found.tenant) if pin.takes(found)]
+        pins = self._pins.matching(key, found)
         if not pins:
             return False
         free = self._floor(found.tenant) - self.of(found.tenant)

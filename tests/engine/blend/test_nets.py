@@ -195,7 +195,7 @@ FAILING: list[tuple[type, str]] = [
     *((WindowStore, name) for name in ("ask", "look_up", "begin_load", "begin_store", "end_store", "give_up")),
     *((Checks, name) for name in ("is_due", "allow", "drop", "begin", "take_cancelled", "end")),
     *((TieredCache, name) for name in ("begin_load", "end_load", "release", "begin_store", "end_store")),
-    *((HotspanConnector, name) for name in ("_blend", "_blend_report", "_bare_orders")),
+    *((HotspanConnector, name) for name in ("_blend", "_report", "_bare_orders")),
     (CacheStats, "loaded"),
 ]
 """Each entry of blending, and what they are made of. A method with a net fails inside it."""

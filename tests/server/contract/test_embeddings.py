@@ -57,7 +57,7 @@ def test_inputs_are_embedded(embedding: Container) -> None:
     first, second = vectors(embedding, TEXTS)
     assert vectors(embedding, TEXTS[0]) == near(first) and vectors(embedding, [TEXTS[1]]) == [near(second)]
     assert first != near(second)
-    for path in ("/predictions/lmi", "/models/lmi/invoke"):
+    for path in ("/predictions/lmi", "/models/lmi/invoke", "/endpoints/lmi/invocations"):
         assert embedding.invoke({"inputs": TEXTS[0]}, path).json() == near(first)
     assert embedding.invoke({"inputs": TEXTS[0], "prompt": "Say", "messages": []}).json() == near(first)
 

@@ -56,7 +56,7 @@ def test_the_model_is_called_lmi(container: Container) -> None:
     text = container.generate(PROMPT)
     for name in ("lmi", "model"):
         assert container.generate(PROMPT, model=name) == text
-        for path in (f"/predictions/{name}", f"/models/{name}/invoke"):
+        for path in (f"/predictions/{name}", f"/models/{name}/invoke", f"/endpoints/{name}/invocations"):
             reply = container.invoke({"inputs": PROMPT, "parameters": GREEDY}, path)
             assert reply.json() == {"generated_text": text}
     assert "lmi" in the_error(container.invoke({"inputs": PROMPT}, "/predictions/gpt"), 404)["message"]

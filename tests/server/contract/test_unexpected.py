@@ -71,6 +71,7 @@ def post(body: Any, *parameters: Any) -> dict[str, Any]:
 OURS = {
     "/predictions/{model}": post(_LMI, _BY_NAME, *_HEADERS),
     "/models/{model}/invoke": post(_LMI, _BY_NAME),
+    "/endpoints/{model}/invocations": post(_LMI, _BY_NAME),
 }
 """LMI's routes, which FastAPI does not know."""
 

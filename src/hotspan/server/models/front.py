@@ -19,7 +19,7 @@ from hotspan.http.connections import HttpLimits
 from hotspan.http.dashboard import DASHBOARD, HTML, dashboard
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import JSON, Exchange
-from hotspan.http.paths import PIN, STATELESS
+from hotspan.http.paths import EXPLAIN, PIN, STATELESS
 from hotspan.server.admission import Admission
 from hotspan.server.exchange import AppExchange
 from hotspan.server.front import HEALTH, LMI_HAS, PING, STALLED, tell_health
@@ -41,7 +41,7 @@ from hotspan.server.principal import current_principal
 MODELS = "/v1/models"
 CACHE, CHECK, ROTATE = "/hotspan/cache", "/hotspan/cache/check", "/hotspan/keys/rotate"
 RECEIPTS = ("/hotspan/cache/invalidate", "/hotspan/cache/clear", "/hotspan/keys/shred")
-OF_ALL = (*RECEIPTS, CACHE, CHECK, ROTATE, PIN)
+OF_ALL = (*RECEIPTS, CACHE, CHECK, ROTATE, PIN, EXPLAIN)
 """Routes that are about every model, unless the query names one."""
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
