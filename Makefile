@@ -243,6 +243,12 @@ bad-places: develop  ## R14: a simulated day on disks of which 5 % of the slots 
 soak: develop  ## R10: an hour of churn
 	@$(BIN)/python -m proofs soak --hours 1 --output $(R)/soak.json
 
+.PHONY: cuda-orders
+WORLDS ?= 2000
+COPIES ?= 0
+cuda-orders: develop  ## R15: random worlds on a simulated CUDA runtime, in any order of copies (WORLDS=2000, or as many as make COPIES copies)
+	@$(BIN)/python -m tests.engine.cuda.orders --worlds $(WORLDS) --copies $(COPIES) --output $(R)/cuda-orders.json
+
 .PHONY: fuzz-http
 fuzz-http: develop  ## 10,000 requests that the server's own OpenAPI allows, or nearly: no unexpected 5xx (about 8 minutes)
 	@$(BIN)/python -m pytest tests/server/contract/test_unexpected.py -m slow

@@ -1,5 +1,6 @@
 """`hotspan doctor`: the posture of a command line, as a table and as JSON, and its exit status."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -10,6 +11,9 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from hotspan.cli.main import app
+from hotspan.server.facts import Facts, _mount_option
+from hotspan.server.findings import Severity
+from hotspan.server.machine import machine
 
 PREFIXES = ("OPTION_", "SERVING_", "SAGEMAKER_", "HOTSPAN_", "LMCACHE_", "HF_MODEL_", "VLLM_", "AWS_")
 
@@ -107,3 +111,40 @@ def test_a_wrong_configuration(tmp_path: Path) -> None:
     assert found["configuration"]["severity"] == "bad" and "--disk-gib" in found["configuration"]["remedy"]
     assert "engine" in found and "exposure" not in found
     assert run("org/name", "--disk", str(tmp_path)).exit_code == 1
+
+
+def test_a_ram_tier_that_finds_no_room(model: Path) -> None:
+    """More RAM than /dev/shm has is bad, with how to enlarge it, on every platform that bounds it."""
+    found = findings(str(model), "--ram-gib", "1000000")["/dev/shm"]
+    assert found["severity"] == "bad" and "--shm-size" in found["remedy"] and "emptyDir" in found["remedy"]
+    assert findings(str(model), "--ram-gib", "0.01")["/dev/shm"]["severity"] == "ok"
+
+
+GPU_HOST = Facts({"CUDA_VISIBLE_DEVICES": "0,1"}, locked_bytes=-1, shared_huge_pages="advise", nodes=2)
+
+
+@pytest.mark.parametrize(
+    ("what", "wrong", "right", "remedy"),
+    [
+        ("locked memory", {"locked_bytes": 8 << 20}, {"locked_bytes": -1}, "memlock"),
+        ("huge pages of /dev/shm", {"shared_huge_pages": "never"}, {"shared_huge_pages": "advise"}, "huge=advise"),
+        ("NUMA", {"memory_policy": "default"}, {"memory_policy": "interleave:0-1"}, "numactl --interleave=all"),
+        ("NUMA", {"memory_policy": "default"}, {"nodes": 1, "memory_policy": "default"}, "numactl --interleave=all"),
+    ],
+)
+def test_what_a_host_with_gpus_lacks(what: str, wrong: dict[str, Any], right: dict[str, Any], remedy: str) -> None:
+    """Limits of locked memory, small pages and a RAM tier on one node are warnings, each with what to do."""
+    severities = []
+    for given in (wrong, right):
+        found = {each.what: each for each in machine(None, dataclasses.replace(GPU_HOST, **given))}[what]
+        severities.append(found.severity)
+        assert found.severity is Severity.OK or remedy in found.remedy
+    assert severities == [Severity.WARNING, Severity.OK]
+
+
+def test_mounts_are_read() -> None:
+    """The last mount at a place counts; one without the option has the kernel's default."""
+    mounts = "tmpfs /dev/shm tmpfs rw,size=8g 0 0\nshm /dev/shm tmpfs rw,huge=within_size,size=65536k 0 0\n"
+    assert _mount_option(mounts, "/dev/shm", "huge") == "within_size"
+    assert _mount_option(mounts.splitlines()[0], "/dev/shm", "huge") == "never"
+    assert _mount_option(mounts, "/mnt", "huge") == ""

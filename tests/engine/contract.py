@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 from hotspan.engine.connector import HotspanConnector
 from hotspan.engine.contract import METHODS, Method, overrides
+from hotspan.engine.cuda import CudaWorker, asked_of_region
 from hotspan.engine.manager import HotspanManager
 from hotspan.engine.spec import HotspanSpec
 from hotspan.engine.worker import HostWorker
 
 from .vllm_attributes import ATTRIBUTES, Attributes
 
-CLASSES = (HotspanConnector, HotspanManager, HotspanSpec, HostWorker)
+CLASSES = (HotspanConnector, HotspanManager, HotspanSpec, HostWorker, CudaWorker)
 ENGINE = Path(__file__).parents[2] / "src/hotspan/engine"
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -163,12 +164,7 @@ def read_of_region(sources: Sources) -> set[str]:
     """What vLLM's CUDA worker reads of the region that it is given."""
     tree = sources.module("vllm.v1.kv_offload.cpu.gpu_worker")
     assert tree is not None
-    return {
-        node.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute)
-        and ast.unparse(node.value) in ("region", "mmap_region", "self._mmap_region", "self.mmap_region")
-    }
+    return asked_of_region(tree)
 
 
 def _missing_method(sources: Sources, method: Method) -> Iterator[str]:

@@ -440,7 +440,7 @@ class HotspanConnector(OffloadingConnector):
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:
         worker = self.connector_worker.worker if self.connector_worker is not None else None
         meta = self._connector_metadata
-        if isinstance(meta, StepMetadata) and meta.is_idle and isinstance(worker, HostWorker):
+        if isinstance(meta, StepMetadata) and meta.is_idle and worker is not None:
             worker.await_loads(_IDLE_S)
         sending, receiving = super().get_finished(finished_req_ids)
         if isinstance(meta, StepMetadata):

@@ -234,6 +234,7 @@ OWN: dict[str, str] = {
     """,
     "HotspanSpec": "open_slab find_ranks report unlink_slab",
     "HostWorker": "await_loads slot",
+    "CudaWorker": "await_loads",
 }
 """Public methods of hotspan's subclasses of vLLM's classes that override nothing; every other one overrides a method,
 and relies on its parameters. (`get_load_source` and `get_transfer_results` do since 0.32.)"""

@@ -1,13 +1,24 @@
-"""The worker's half on CUDA: vLLM's own transfer worker (batched DMA on side streams) over hotspan's slab."""
+"""The worker's half on CUDA: vLLM's own transfer worker (batched DMA on side streams) over hotspan's slab.
 
+Stores and loads are not ordered against each other: no load may see a slot whose store has not ended, and a slot stays
+as it is from the submission of a load until every rank has reported it (tests/engine/cuda searches for exceptions).
+"""
+
+import ast
+import inspect
+import logging
+import time
 from typing import Any
 
 import torch
-from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker
+from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker, TransferResult
+from vllm.v1.kv_offload.cpu import gpu_worker
 from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
 
-from hotspan.core.types import PAGE_BYTES
-from hotspan.engine.contract import ENGINE
+from hotspan.core.errors import EngineError
+from hotspan.core.types import GIB, PAGE_BYTES
+from hotspan.engine.compat import check_engine
+from hotspan.engine.contract import ENGINE, engine_version
 from hotspan.engine.copies import places
 from hotspan.engine.gaps import Gaps
 from hotspan.tiers.slab import SharedSlab
@@ -19,6 +30,14 @@ else:
     def host_unregister(address: int) -> None:
         """Let the driver forget a pinned range."""
         torch.cuda.cudart().cudaHostUnregister(address)
+
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.0002
+_REGIONS = ("region", "mmap_region", "self._mmap_region", "self.mmap_region")
+_NOT_ASKED = {"create_next_canonical_view", "iter_worker_slot_ranges"}
+"""For a layout that hotspan does not ask for, and where a worker's part of a row is said to be less than the row."""
 
 
 class SlabRegion:
@@ -68,24 +87,86 @@ class SlabRegion:
 
 
 class CudaWorker(CPUOffloadingWorker):
-    """vLLM's worker, which leaves nothing in a slot of what was there before."""
+    """vLLM's worker, which leaves nothing in a slot of what was there before.
+
+    An error of the driver is raised from any call, and from all later ones: the engine stops, and no copy that it has
+    not reported is a hit.
+    """
 
     def __init__(self, kv_caches: CanonicalKVCaches, slab: SharedSlab, blocks_per_chunk: int, offset: int) -> None:
         region: Any = SlabRegion(slab, offset, rank=torch.cuda.current_device())
-        super().__init__(kv_caches, blocks_per_chunk, slab.slots, region)
+        try:
+            super().__init__(kv_caches, blocks_per_chunk, slab.slots, region)
+            self._gaps: Gaps | None = Gaps(kv_caches, slab, blocks_per_chunk, offset)
+        except BaseException:
+            region.cleanup()  # of which vLLM's worker is the owner only once it is made
+            raise
         self._per_chunk = blocks_per_chunk
-        self._gaps: Gaps | None = Gaps(kv_caches, slab, blocks_per_chunk, offset)
+        self._loading: set[int] = set()
+        self._ended: list[TransferResult] = []
+        if not region.is_pinned:
+            logger.warning(
+                "slab_not_registered rank=%d gib=%.1f: the driver did not register hotspan's RAM (vLLM's log has its "
+                "code): copies are right, and several times slower. Raise the limit of locked memory (ulimit -l, "
+                "docker --ulimit memlock=-1), or lower --ram-gib",
+                region.rank,
+                slab.bytes / GIB,
+            )
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any, **rest: Any) -> bool:
-        if self._gaps is not None:
+        if self._gaps is not None and not self._gaps.fills(src_spec):
             self._gaps.blank(places(src_spec, dst_spec, self._per_chunk))
         return bool(super().submit_store(job_id, src_spec, dst_spec, **rest))
+
+    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, **rest: Any) -> bool:
+        self._loading.add(job_id)
+        return bool(super().submit_load(job_id, src_spec, dst_spec, **rest))
+
+    def get_finished(self) -> list[TransferResult]:
+        self._collect()
+        ended, self._ended = self._ended, []
+        return ended
+
+    def await_loads(self, timeout_s: float) -> None:
+        """Sleep until no load is in flight, at most `timeout_s`: for steps in which the engine computes nothing."""
+        for _ in range(int(timeout_s / _POLL_S)):
+            self._collect()
+            if not self._loading:
+                return
+            time.sleep(_POLL_S)
 
     def shutdown(self) -> None:
         self._gaps = None
         super().shutdown()
 
+    def _collect(self) -> None:
+        for result in super().get_finished():
+            self._loading.discard(result.job_id)
+            self._ended.append(result)
+
 
 def cuda_worker(kv_caches: CanonicalKVCaches, slab: SharedSlab, blocks_per_chunk: int, offset: int) -> OffloadingWorker:
-    """A worker that moves whole pages between the GPU and the slab's slots, starting at byte `offset` of each."""
+    """A worker that moves whole pages between the GPU and the slab's slots, starting at byte `offset` of each.
+
+    Raises: EngineError if vLLM's worker is not the one that hotspan was built for.
+    """
+    check_engine(CudaWorker)
+    if missing := asked_of_region(ast.parse(inspect.getsource(gpu_worker))) - set(dir(SlabRegion)) - _FIELDS:
+        raise EngineError(
+            f"vLLM {engine_version()} asks hotspan's slab for {', '.join(sorted(missing))}, which it does not have: "
+            "install a vLLM that hotspan was tested with (docs/compatibility.md)"
+        )
     return CudaWorker(kv_caches, slab, blocks_per_chunk, offset)
+
+
+_FIELDS = {
+    *("_base", "_row_stride", "cpu_page_size", "page_size"),
+    *("rank", "total_size_bytes", "is_pinned", "pinned_addresses"),
+}
+"""What a SlabRegion has besides its methods."""
+
+
+def asked_of_region(worker: ast.AST) -> set[str]:
+    """What vLLM's transfer worker asks of the region that it is given."""
+    attributes = (node for node in ast.walk(worker) if isinstance(node, ast.Attribute))
+    return {node.attr for node in attributes if ast.unparse(node.value) in _REGIONS} - _NOT_ASKED

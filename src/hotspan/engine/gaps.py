@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 import numpy as np
-from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches
+from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, GPULoadStoreSpec
 
 from hotspan.engine.copies import Place
 from hotspan.tiers.slab import SharedSlab
@@ -32,6 +32,13 @@ class Gaps:
             [[piece(ref, nth) for ref in refs] for nth in range(blocks_per_chunk)] for refs in kv_caches.group_data_refs
         ]
         self._gaps = [list(_between(pieces, offset, starts[-1])) for pieces in self._pieces]
+
+    def fills(self, stored: GPULoadStoreSpec) -> bool:
+        """Whether a store of these blocks leaves nothing of its slots: whole chunks, of groups without gaps."""
+        return all(
+            not size or not (self._gaps[group] or size % len(pieces) or stored.block_indices[group] % len(pieces))
+            for group, (size, pieces) in enumerate(zip(stored.group_sizes, self._pieces, strict=True))
+        )
 
     def blank(self, places: Iterable[Place]) -> None:
         """Before a store of these blocks is copied. Mutates: their slots, but for what the store writes."""

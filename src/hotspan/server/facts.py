@@ -44,7 +44,8 @@ class Facts:
     daemon_hosts:  addresses at which something listens on the daemon's port.
     open_files:    that a server may have, which raises its limit itself; -1 without limit.
     locked_bytes:  of memory that it may lock; -1 without limit.
-    huge_pages:    the kernel's setting for ordinary memory.
+    huge_pages:    the kernel's setting for ordinary memory. shared_huge_pages: that of /dev/shm's mount.
+    nodes:         of memory (NUMA). memory_policy: of this process, as the kernel writes it; empty if unknown.
     refusal:       why the server would not start, if that was tried.
     """
 
@@ -57,6 +58,9 @@ class Facts:
     open_files: int = -1
     locked_bytes: int = -1
     huge_pages: str = ""
+    shared_huge_pages: str = ""
+    nodes: int = 1
+    memory_policy: str = ""
     refusal: str | None = None
 
     @classmethod
@@ -72,7 +76,17 @@ class Facts:
             open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
             locked_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
             huge_pages=_chosen(_text(Path("/sys/kernel/mm/transparent_hugepage/enabled"))),
+            shared_huge_pages=_mount_option(_text(Path("/proc/mounts")), "/dev/shm", "huge"),
+            nodes=max(1, len(list(Path("/sys/devices/system/node").glob("node[0-9]*")))),
+            memory_policy=next(iter(_text(Path("/proc/self/numa_maps")).split()[1:2]), ""),
         )
+
+
+def _mount_option(mounts: str, where: str, name: str) -> str:
+    """What a mount was given as `name`, as /proc/mounts has it; "never" if nothing, and empty for no mount."""
+    found = [fields[3].split(",") for fields in map(str.split, mounts.splitlines()) if fields[1:2] == [where]]
+    given = dict(option.partition("=")[::2] for option in found[-1]) if found else {}
+    return given.get(name, "never") if found else ""
 
 
 def can_do_direct_io(directory: Path) -> bool | None:

