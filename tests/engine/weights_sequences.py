@@ -1,10 +1,11 @@
 """Random sequences of requests, changes of weights, resets, sleep, restarts and edits of files, against known bytes.
 
-    python -m tests.engine.weights_sequences 10000 [--seed N]
+    python -m tests.engine.weights_sequences 10000 [--seed N] [--output FILE]
 
 Two engines of real schedulers, caches and tiers (harness/core.py) share an L2; one of them has a disk. Each token's KV
 is a number that only its text and the weights it was computed with give: whatever is read in a step is compared with
-that of the weights that the engine has. The engines live on from sequence to sequence, until one is restarted.
+that of the weights that the engine has. The engines live on from sequence to sequence, until one is restarted. The L2
+evicts what is old.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import psutil
+
 from kit.engine import prepare_environment
 
 prepare_environment()
@@ -30,6 +33,7 @@ prepare_environment()
 from hotspan.demo.model import make_demo_model  # noqa: E402
 from hotspan.engine import identity  # noqa: E402
 from hotspan.testing.clock import SimulatedClock  # noqa: E402
+from kit.proof import Proof, write_proof  # noqa: E402
 from kit.simulated.memory_store import MemoryServer  # noqa: E402
 
 from .harness.core import Core, core  # noqa: E402
@@ -37,6 +41,11 @@ from .harness.core import Core, core  # noqa: E402
 OPERATIONS = 10
 """Of one sequence."""
 
+CLAIM = "in no order of requests, changes of weights, resets, sleep, restarts and edits is KV of other weights read"
+L2_CHUNKS = 3000
+"""The L2 keeps these at most: in memory, and every name that weights ever had has its own."""
+
+_REPORT_EVERY = 100
 _TEXTS, _TOKENS = 6, 1300
 _CHANGES = ("reload", "reload_own", "edit_and_reload", "function", "update", "fails", "sleep")
 
@@ -100,6 +109,7 @@ class World:
             operation(at)
             self._check(at)
         self._audit(self.chance.randrange(2))
+        self._server.evict(L2_CHUNKS)
 
     # -- operations ------------------------------------------------------------------------------------------------
 
@@ -213,7 +223,7 @@ class World:
         self._check(at)
 
 
-def run(sequences: int, seed: int, *, report: Callable[[str], None] = lambda line: None) -> World:
+def run(sequences: int, seed: int, *, report: Callable[[int, World], None] = lambda done, world: None) -> World:
     """Do so many sequences. Raises: Failed, with the sequence's number."""
     with tempfile.TemporaryDirectory() as directory:
         world = World(Path(directory), seed)
@@ -221,28 +231,60 @@ def run(sequences: int, seed: int, *, report: Callable[[str], None] = lambda lin
             for number in range(sequences):
                 try:
                     world.sequence()
-                except Failed as error:
+                except (Failed, AssertionError) as error:
                     raise Failed(f"sequence {number} of seed {seed}: {error}") from error
-                if (number + 1) % 500 == 0:
-                    report(f"{number + 1} sequences, {world.hits} tokens found, {dict(world.counts)}")
+                if (number + 1) % _REPORT_EVERY == 0:
+                    report(number + 1, world)
         finally:
             world.close()
         return world
 
 
+class Lines:
+    """Tells how far a run is, and how much memory it takes."""
+
+    def __init__(self) -> None:
+        self._begun_s = time.monotonic()
+        self.rss_bytes: list[int] = []
+
+    def __call__(self, done: int, world: World) -> None:
+        self.rss_bytes.append(psutil.Process().memory_info().rss)
+        rest = (
+            f"{world.hits} tokens found, RSS {self.rss_bytes[-1] >> 20} MiB, {time.monotonic() - self._begun_s:.0f} s"
+        )
+        print(f"{done} sequences, {rest}", flush=True)
+
+    def proof(self, sequences: int, world: World) -> Proof:
+        """What came of a run that has ended."""
+        figures = {
+            "sequences": sequences,
+            "operations": sum(world.counts.values()),
+            "tokens_found": world.hits,
+            "tokens_of_other_weights": 0,
+            "rss_mib_first": (self.rss_bytes or [0])[0] >> 20,
+            "rss_mib_last": (self.rss_bytes or [0])[-1] >> 20,
+            "wall_s": round(time.monotonic() - self._begun_s),
+            "by_operation": dict(world.counts),
+        }
+        return Proof("weights_sequences", CLAIM, figures, passed=True)
+
+
 def main() -> None:
-    """From the command line."""
+    """From the command line. A failure ends it with the sequence's number."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sequences", type=int)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, help="write the result to this JSON file")
     given = parser.parse_args()
     logging.disable(logging.WARNING)
-    begun_s = time.monotonic()
-    world = run(given.sequences, given.seed, report=lambda line: print(line, flush=True))
-    print(
-        f"{given.sequences} sequences, seed {given.seed}: 0 tokens of other weights read, {world.hits} tokens found, "
-        f"{sum(world.counts.values())} operations in {time.monotonic() - begun_s:.0f} s: {dict(world.counts)}"
-    )
+    lines = Lines()
+    world = run(given.sequences, given.seed, report=lines)
+    proof = lines.proof(given.sequences, world)
+    print(proof.figures)
+    if given.output is not None:
+        settings = {"sequences": given.sequences, "seed": given.seed, "operations_each": OPERATIONS}
+        command = f"python -m tests.engine.weights_sequences {given.sequences} --seed {given.seed}"
+        write_proof(given.output, proof, settings, f"{command} --output {given.output}")
 
 
 if __name__ == "__main__":
