@@ -1,6 +1,6 @@
 """Random sequences of requests, changes of weights, resets, sleep, restarts and edits of files, against known bytes.
 
-    python -m tests.engine.weights_sequences 10000 [--seed N] [--output FILE]
+    python -m tests.engine.weights_sequences 10000 [--seed N] [--worlds N] [--output FILE]
 
 Two engines of real schedulers, caches and tiers (harness/core.py) share an L2; one of them has a disk. Each token's KV
 is a number that only its text and the weights it was computed with give: whatever is read in a step is compared with
@@ -15,13 +15,17 @@ import logging
 import os
 import random
 import shutil
+import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import psutil
@@ -33,7 +37,7 @@ prepare_environment()
 from hotspan.demo.model import make_demo_model  # noqa: E402
 from hotspan.engine import identity  # noqa: E402
 from hotspan.testing.clock import SimulatedClock  # noqa: E402
-from kit.proof import Proof, write_proof  # noqa: E402
+from kit.proof import Proof, print_proof, write_proof  # noqa: E402
 from kit.simulated.memory_store import MemoryServer  # noqa: E402
 
 from .harness.core import Core, core  # noqa: E402
@@ -240,51 +244,61 @@ def run(sequences: int, seed: int, *, report: Callable[[int, World], None] = lam
         return world
 
 
-class Lines:
-    """Tells how far a run is, and how much memory it takes."""
+class Outcome(NamedTuple):
+    """Of one world that ran to its end. rss_bytes: after each hundred of sequences."""
 
-    def __init__(self) -> None:
-        self._begun_s = time.monotonic()
-        self.rss_bytes: list[int] = []
+    counts: Counter[str]
+    hits: int
+    rss_bytes: list[int]
 
-    def __call__(self, done: int, world: World) -> None:
-        self.rss_bytes.append(psutil.Process().memory_info().rss)
-        rest = (
-            f"{world.hits} tokens found, RSS {self.rss_bytes[-1] >> 20} MiB, {time.monotonic() - self._begun_s:.0f} s"
-        )
-        print(f"{done} sequences, {rest}", flush=True)
 
-    def proof(self, sequences: int, world: World) -> Proof:
-        """What came of a run that has ended."""
-        figures = {
-            "sequences": sequences,
-            "operations": sum(world.counts.values()),
-            "tokens_found": world.hits,
-            "tokens_of_other_weights": 0,
-            "rss_mib_first": (self.rss_bytes or [0])[0] >> 20,
-            "rss_mib_last": (self.rss_bytes or [0])[-1] >> 20,
-            "wall_s": round(time.monotonic() - self._begun_s),
-            "by_operation": dict(world.counts),
-        }
-        return Proof("weights_sequences", CLAIM, figures, passed=True)
+def outcome(sequences: int, seed: int) -> Outcome:
+    """What came of so many sequences; told as it goes. Raises: Failed."""
+    logging.disable(logging.WARNING)
+    rss_bytes, begun_s = [], time.monotonic()
+
+    def tell(done: int, world: World) -> None:
+        rss_bytes.append(psutil.Process().memory_info().rss)
+        found = f"{world.hits} tokens found, RSS {rss_bytes[-1] >> 20} MiB"
+        print(f"seed {seed}: {done} sequences, {found}, {time.monotonic() - begun_s:.0f} s", flush=True)
+
+    world = run(sequences, seed, report=tell)
+    return Outcome(world.counts, world.hits, rss_bytes)
+
+
+def proof(sequences: int, outcomes: list[Outcome]) -> Proof:
+    """What came of all worlds: none of them failed."""
+    counts: Counter[str] = sum((each.counts for each in outcomes), Counter())
+    rss_mib = [[bytes_ >> 20 for bytes_ in each.rss_bytes] for each in outcomes if each.rss_bytes]
+    figures = {
+        "sequences": sequences * len(outcomes),
+        "worlds": len(outcomes),
+        "operations": counts.total(),
+        "tokens_found": sum(each.hits for each in outcomes),
+        "tokens_of_other_weights": 0,
+        "rss_mib_first": max((each[0] for each in rss_mib), default=0),
+        "rss_mib_last": max((each[-1] for each in rss_mib), default=0),
+        **{f"operations_{name}": count for name, count in sorted(counts.items())},
+    }
+    return Proof("weights_sequences", CLAIM, figures, passed=True)
 
 
 def main() -> None:
-    """From the command line. A failure ends it with the sequence's number."""
+    """From the command line. A failure ends it with the sequence's number and the seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sequences", type=int)
+    parser.add_argument("sequences", type=int, help="in each world")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--worlds", type=int, default=1, help="with this seed and the next ones, a process each")
     parser.add_argument("--output", type=Path, help="write the result to this JSON file")
     given = parser.parse_args()
-    logging.disable(logging.WARNING)
-    lines = Lines()
-    world = run(given.sequences, given.seed, report=lines)
-    proof = lines.proof(given.sequences, world)
-    print(proof.figures)
+    seeds = range(given.seed, given.seed + given.worlds)
+    with ProcessPoolExecutor(given.worlds, get_context("fork")) as processes:
+        done = proof(given.sequences, list(processes.map(partial(outcome, given.sequences), seeds)))
+    print_proof(done, given.seed)
     if given.output is not None:
-        settings = {"sequences": given.sequences, "seed": given.seed, "operations_each": OPERATIONS}
-        command = f"python -m tests.engine.weights_sequences {given.sequences} --seed {given.seed}"
-        write_proof(given.output, proof, settings, f"{command} --output {given.output}")
+        write_proof(
+            given.output, done, vars(given), "python -m tests.engine.weights_sequences " + " ".join(sys.argv[1:])
+        )
 
 
 if __name__ == "__main__":
