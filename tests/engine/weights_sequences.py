@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import random
 import shutil
@@ -72,13 +73,13 @@ def write_weights(directory: Path, number: int) -> None:
 class World:
     """Two engines, what they share, and the checkpoints that they may load.
 
-    counts: what was done. hits: tokens that were cached.
+    counts: what was done. hits: tokens that were cached. sequences: how many have ended.
     """
 
     def __init__(self, directory: Path, seed: int) -> None:
         self.chance = random.Random(f"weights:{seed}")
         self.counts: Counter[str] = Counter()
-        self.hits = 0
+        self.hits = self.sequences = 0
         self._numbers = 0
         self._server = MemoryServer()
         self._disk = directory / "disk"
@@ -114,6 +115,7 @@ class World:
             self._check(at)
         self._audit(self.chance.randrange(2))
         self._server.evict(L2_CHUNKS)
+        self.sequences += 1
 
     # -- operations ------------------------------------------------------------------------------------------------
 
@@ -227,12 +229,20 @@ class World:
         self._check(at)
 
 
-def run(sequences: int, seed: int, *, report: Callable[[int, World], None] = lambda done, world: None) -> World:
-    """Do so many sequences. Raises: Failed, with the sequence's number."""
+def run(
+    sequences: int,
+    seed: int,
+    *,
+    report: Callable[[int, World], None] = lambda done, world: None,
+    is_over: Callable[[], bool] = lambda: False,
+) -> World:
+    """Do so many sequences, or fewer once it is over. Raises: Failed, with the sequence's number."""
     with tempfile.TemporaryDirectory() as directory:
         world = World(Path(directory), seed)
         try:
             for number in range(sequences):
+                if is_over():
+                    break
                 try:
                     world.sequence()
                 except (Failed, AssertionError) as error:
@@ -247,13 +257,14 @@ def run(sequences: int, seed: int, *, report: Callable[[int, World], None] = lam
 class Outcome(NamedTuple):
     """Of one world that ran to its end. rss_bytes: after each hundred of sequences."""
 
+    sequences: int
     counts: Counter[str]
     hits: int
     rss_bytes: list[int]
 
 
-def outcome(sequences: int, seed: int) -> Outcome:
-    """What came of so many sequences; told as it goes. Raises: Failed."""
+def outcome(sequences: int, seconds: float, seed: int) -> Outcome:
+    """What came of so many sequences, or of those that were begun in time; told as it goes. Raises: Failed."""
     logging.disable(logging.WARNING)
     rss_bytes, begun_s = [], time.monotonic()
 
@@ -262,16 +273,16 @@ def outcome(sequences: int, seed: int) -> Outcome:
         found = f"{world.hits} tokens found, RSS {rss_bytes[-1] >> 20} MiB"
         print(f"seed {seed}: {done} sequences, {found}, {time.monotonic() - begun_s:.0f} s", flush=True)
 
-    world = run(sequences, seed, report=tell)
-    return Outcome(world.counts, world.hits, rss_bytes)
+    world = run(sequences, seed, report=tell, is_over=lambda: time.monotonic() - begun_s > seconds)
+    return Outcome(world.sequences, world.counts, world.hits, rss_bytes)
 
 
-def proof(sequences: int, outcomes: list[Outcome]) -> Proof:
+def proof(outcomes: list[Outcome]) -> Proof:
     """What came of all worlds: none of them failed."""
     counts: Counter[str] = sum((each.counts for each in outcomes), Counter())
     rss_mib = [[bytes_ >> 20 for bytes_ in each.rss_bytes] for each in outcomes if each.rss_bytes]
     figures = {
-        "sequences": sequences * len(outcomes),
+        "sequences": sum(each.sequences for each in outcomes),
         "worlds": len(outcomes),
         "operations": counts.total(),
         "tokens_found": sum(each.hits for each in outcomes),
@@ -289,11 +300,12 @@ def main() -> None:
     parser.add_argument("sequences", type=int, help="in each world")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--worlds", type=int, default=1, help="with this seed and the next ones, a process each")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no sequence after so many")
     parser.add_argument("--output", type=Path, help="write the result to this JSON file")
     given = parser.parse_args()
     seeds = range(given.seed, given.seed + given.worlds)
     with ProcessPoolExecutor(given.worlds, get_context("fork")) as processes:
-        done = proof(given.sequences, list(processes.map(partial(outcome, given.sequences), seeds)))
+        done = proof(list(processes.map(partial(outcome, given.sequences, given.seconds), seeds)))
     print_proof(done, given.seed)
     if given.output is not None:
         write_proof(
