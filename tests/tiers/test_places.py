@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from hotspan.cli.main import app
 from hotspan.core.errors import DirectoryError
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import PAGE_BYTES, Chunk
@@ -376,6 +378,13 @@ def test_a_check_while_no_server_runs_sets_bad_slots_aside(tmp_path: Path, monke
     assert disk.tier.directory.table.aside() == {slot: Flaw.READ}
     assert sum(map(disk.load, chunks)) == 5
     disk.close()
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = CliRunner().invoke(app, ["cache", "check", "--disk", str(tmp_path)])
+    assert shown.exit_code == 0, shown.output
+    rows = [line.replace("┃", "│").split("│") for line in shown.output.splitlines()]
+    heads, row = (row for row in rows if len(row) > 5 and row[1].strip() in ("tier", "disk"))
+    cells = dict(zip(map(str.strip, heads), map(str.strip, row), strict=True))
+    assert (cells["whole"], cells["unreadable"], cells["bad slots"]) == ("5", "0", "1"), shown.output
 
 
 def test_errors_other_than_eio(tmp_path: Path) -> None:
