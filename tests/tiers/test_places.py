@@ -23,7 +23,7 @@ from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.record import RECORD_BYTES, Flaw
 from hotspan.tiers.table import SUPERBLOCK_BYTES
-from kit.simulated.faults import PLACE_KINDS, BadPlace, BadPlaces, VanishedFiles, bad_slots
+from kit.simulated.faults import PLACE_KINDS, BadPlace, BadPlaces, HidingPlaces, VanishedFiles, bad_slots
 from kit.simulated.inline import InlineQueues
 from kit.simulated.lower import SettledTier
 
@@ -41,7 +41,7 @@ class Disk:
     ) -> None:
         self.path, self.slots, self.split, self.is_direct = path, slots, split, is_direct
         self.clock = SimulatedClock()
-        self.files = BadPlaces(list(places), wait=self.clock.advance)
+        self.files: BadPlaces = BadPlaces(list(places), wait=self.clock.advance)
         self.open()
 
     def open(self) -> None:
@@ -242,6 +242,25 @@ def test_a_release_that_knows_no_bad_slots_takes_them_for_free(tmp_path: Path) -
     (tmp_path / "table").write_bytes(damaged)
     disk.open()
     assert disk.lower.usage().bad_slots == 0  # a damaged record is a free slot, as it is for chunks
+    disk.close()
+
+
+def test_a_bad_slot_that_a_page_cache_hides_costs_misses_alone(tmp_path: Path) -> None:
+    """Without O_DIRECT a test of a slot may pass that the disk would fail: the slot is used again and again, each chunk
+    in it is a miss once the cache has forgotten it, all others are hits, and the tier makes no pause.
+    """
+    disk = Disk(tmp_path)
+    disk.lower.close(5.0)
+    disk.files = files = HidingPlaces([slot_place("read", 0)])
+    disk.open()
+    for turn in range(20):
+        chunks = roots(SLOTS, f"turn{turn}-")
+        assert all(map(disk.store, chunks)) and all(map(disk.load, chunks))
+        files.forget()
+        assert sum(map(disk.load, chunks)) == SLOTS - 1
+        assert disk.lower.trips == 0 and disk.lower.is_up
+        disk.lower.invalidate([Scope()], DurableSpy())
+        disk.settle()
     disk.close()
 
 
