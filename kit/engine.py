@@ -22,6 +22,8 @@ from hotspan.config.settings import CacheOptions
 
 CHUNK = 256
 HANG_S = 60.0
+HANG_TURNS = 60_000
+"""An engine core hangs after so many, half a millisecond apart: on a busy machine a turn takes longer."""
 
 SPECULATIVE = Path(__file__).parents[1] / "benchmarks" / "assets" / "speculative"
 """A small trained model and its trained draft heads (benchmarks/speculators.py)."""
@@ -134,7 +136,7 @@ class Tiers:
         """Let the engine compute; cached tokens of the requests that ended, by name."""
         raise NotImplementedError
 
-    def settle(self, seconds: float = HANG_S) -> None:
+    def settle(self) -> None:
         """Let copies end, and what they stored reach the tiers below."""
 
         def turn() -> None:
@@ -142,7 +144,7 @@ class Tiers:
             self.cache.step()
 
         turn()
-        self.until(lambda: not self.connector.has_pending_push_work() and not self.cache.is_persisting, turn, seconds)
+        self.until(lambda: not self.connector.has_pending_push_work() and not self.cache.is_persisting, turn)
 
     def evict_ram(self) -> None:
         """Leave the chunks to the tiers below."""
@@ -154,13 +156,20 @@ class Tiers:
         while self.cache.ram.entries:
             self.cache._forget(next(iter(self.cache.ram.entries.values())))
 
-    def until(self, is_so: Callable[[], bool], turn: Callable[[], object], seconds: float = HANG_S) -> None:
-        """Turn until it is so. Raises: AssertionError if that takes longer."""
-        deadline = time.monotonic() + seconds
-        while not is_so():
-            assert time.monotonic() < deadline, "it hangs"
+    def until(self, is_so: Callable[[], bool], turn: Callable[[], object], turns: int = HANG_TURNS) -> None:
+        """Turn until it is so. Raises: AssertionError if it is not after so many turns."""
+        for _ in range(turns):
+            if is_so():
+                return
             turn()
             time.sleep(0.0005)
+        assert is_so(), f"it hangs: {self._waits()}"
+
+    def _waits(self) -> str:
+        """What there is to wait for, for a message."""
+        states = {name: request.status.name for name, request in self.scheduler.requests.items()}
+        is_copying, cache = self.connector.has_pending_push_work(), self.cache
+        return f"requests {states}, copies {is_copying}, writes {cache.is_persisting}, RAM {len(cache.ram.entries)}"
 
 
 class Rig(Engine, Tiers):

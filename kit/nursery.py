@@ -27,6 +27,11 @@ from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_CLONE_NEWNS: Final = 0x00020000
+_MS_PRIVATE_ALL: Final = (1 << 18) | (1 << 14)
+"""MS_PRIVATE | MS_REC."""
+
+_MS_BIND: Final = 1 << 12
 _MAX_BYTES: Final = 1 << 20
 _MAX_FDS: Final = 200
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
@@ -41,7 +46,8 @@ class Program:
     """`python WORDS`.
 
     fds: the numbers that its descriptors get; it has no others. group: its process group, as Popen has it.
-    max_files: a limit of its own for open files.
+    max_files: a limit of its own for open files. shared: a directory that it has as /dev/shm, with all that it starts,
+    as on a host of its own; that needs root.
     """
 
     words: Sequence[str]
@@ -51,6 +57,7 @@ class Program:
     is_session: bool = False
     group: int = -1
     max_files: int | None = None
+    shared: str | None = None
 
 
 class Nursery:
@@ -106,6 +113,8 @@ def live(received: socket.socket, run: Callable[[Program, Nursery], None]) -> No
     """
     while True:
         program, fds = _serve(received)
+        if program.shared is not None:
+            _mount(program.shared)  # before its nursery is forked, so that what comes from that has it too
         sent, inner = pair()
         parent = os.getpid()
         if os.fork():
@@ -161,6 +170,18 @@ def _end_with(parent: int) -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
         os._exit(0)
+
+
+def _mount(shared: str) -> None:
+    """Have this directory as /dev/shm, in this process and its children. Raises: OSError."""
+    own, root = os.fsencode(shared), b"/"
+    failed = (
+        _LIBC.unshare(_CLONE_NEWNS)
+        or _LIBC.mount(b"none", root, None, _MS_PRIVATE_ALL, None)
+        or _LIBC.mount(own, b"/dev/shm", None, _MS_BIND, None)
+    )
+    if failed:
+        raise OSError(ctypes.get_errno(), f"{shared} as /dev/shm: {os.strerror(ctypes.get_errno())}")
 
 
 def _begin(program: Program, fds: Sequence[int], nursery: Nursery) -> Program:

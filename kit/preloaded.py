@@ -24,9 +24,9 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from kit.nursery import Nursery, limit_files, live, pair
-from kit.spawning import TITLE_BYTES, Imports, executing, is_server, run
+from kit.spawning import TITLE_BYTES, Chosen, Imports, executing, is_server, run
 
-_MODULES: Final = (
+MODULES: Final = (
     "hotspan.cli.main",
     "hotspan.cli.serve",
     "hotspan.server.run",
@@ -63,13 +63,13 @@ class _Recording(os._Environ):  # type: ignore[type-arg]
 class Preloaded:
     """A process with a server's imports in this environment, started when it is first needed.
 
-    within: a command that runs it, for servers in another namespace. modules: what is imported.
+    modules: what is imported. chosen: which commands are forked.
     """
 
     def __init__(
-        self, environment: Mapping[str, str], within: Sequence[str] = (), modules: Sequence[str] = _MODULES
+        self, environment: Mapping[str, str], modules: Sequence[str] = MODULES, chosen: Chosen = is_server
     ) -> None:
-        self._environment, self._within, self._modules = dict(environment), within, modules
+        self._environment, self._modules, self._chosen = dict(environment), modules, chosen
         self._started: tuple[subprocess.Popen[bytes], Nursery, Imports] | None = None
 
     def __enter__(self) -> Self:
@@ -80,10 +80,16 @@ class Preloaded:
     ) -> None:
         self.close()
 
-    def popen(self, command: Sequence[str], max_files: int | None = None, **how: Any) -> subprocess.Popen[Any]:
-        """As subprocess.Popen. max_files: a limit of its own for open files."""
+    def popen(
+        self, command: Sequence[str], max_files: int | None = None, shared: Path | None = None, **how: Any
+    ) -> subprocess.Popen[Any]:
+        """As subprocess.Popen. max_files: a limit of its own for open files. shared: what it has as /dev/shm.
+
+        Raises: NotForked if it is to have a /dev/shm of its own, and can't be forked.
+        """
         _, nursery, imports = self._started = self._started or self._start()
-        execute_child = executing(nursery, imports, max_files)
+        own = None if shared is None else os.fspath(shared)
+        execute_child = executing(nursery, imports, max_files, own, self._chosen)
         forked: type[subprocess.Popen[Any]] = type("Forked", (subprocess.Popen,), {"_execute_child": execute_child})
         return forked(command, **how)
 
@@ -98,7 +104,6 @@ class Preloaded:
     def _start(self) -> tuple[subprocess.Popen[bytes], Nursery, Imports]:
         sent, received = pair()
         command = [
-            *self._within,
             sys.executable,
             "-m",
             "kit.preloaded",

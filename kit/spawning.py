@@ -56,10 +56,20 @@ class Imports:
         return all(environment.get(name) == self._environment.get(name) for name in names)
 
 
+Chosen = Callable[[Sequence[str]], bool]
+"""Whether a command is to be forked."""
+
+
 def is_server(command: Sequence[str]) -> bool:
     """Whether this starts a server, by the Python that runs here."""
     words = list(command)
     return words[:1] == [sys.executable] and any(words[1 : 1 + len(each)] == each for each in _SERVES)
+
+
+def is_program(command: Sequence[str]) -> bool:
+    """Whether this runs a module or a file, by the Python that runs here."""
+    words = list(command)
+    return words[:1] == [sys.executable] and len(words) > 1 and (words[1] == "-m" or words[1].endswith(".py"))
 
 
 def run(program: Program, nursery: Nursery, imports: Imports) -> None:
@@ -109,15 +119,26 @@ def _spawning(nursery: Nursery) -> Callable[[bytes, Sequence[str], Sequence[int]
     return spawnv_passfds
 
 
-def executing(nursery: Nursery, imports: Imports, max_files: int | None = None) -> Callable[..., None]:
-    """subprocess's own method, with servers from a nursery."""
+def executing(
+    nursery: Nursery,
+    imports: Imports,
+    max_files: int | None = None,
+    shared: str | None = None,
+    chosen: Chosen = is_server,
+) -> Callable[..., None]:
+    """subprocess's own method, with the chosen programs from a nursery. max_files, shared: as in `Program`.
+
+    What is to have a /dev/shm of its own and can't be forked raises NotForked.
+    """
     execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 
     def execute_child(self: Any, *arguments: Any) -> None:
         given = dict(zip(_ARGUMENTS, arguments, strict=True))
         words = [os.fspath(each) for each in given["args"]] if isinstance(given["args"], (list, tuple)) else []
         environment = dict(os.environ) if given["env"] is None else given["env"]
-        if not is_server(words) or not _is_plain(given) or not imports.fit(environment):
+        if not chosen(words) or not _is_plain(given) or not imports.fit(environment):
+            if shared is not None:
+                raise NotForked(f"in another environment, or no program that is forked: {words}")
             _execute_limited(execute, self, given, max_files)
             return
         ends = [given[name] for name in ("p2cread", "c2pwrite", "errwrite")]
@@ -132,10 +153,13 @@ def executing(nursery: Nursery, imports: Imports, max_files: int | None = None) 
             given["start_new_session"],
             group,
             max_files,
+            shared,
         )
         try:
             self.pid = nursery.fork(program, fds)
         except NotForked:
+            if shared is not None:
+                raise
             _execute_limited(execute, self, given, max_files)
             return
         self._child_created = True

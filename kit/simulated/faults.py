@@ -223,9 +223,7 @@ class BadPlaces(FaultyFiles):
     def _meet(self, fd: int, at: int, size: int, call: str) -> list[tuple[int, bytes]]:
         """Fail, or wait, if a call meets a bad place; else what is to stand in what it tears, and where."""
         torn = []
-        for place in list(self.places):
-            if place.name != self._names.get(fd) or at >= place.stop or at + size <= place.start:
-                continue
+        for place in [place for place in self.places if self.is_met(place, fd, at, size)]:
             if place.kind == call:
                 self.met[call] += 1
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -238,6 +236,10 @@ class BadPlaces(FaultyFiles):
                 torn.append((half, self._before(fd, half, place.stop - half)))
         return torn
 
+    def is_met(self, place: BadPlace, fd: int, at: int, size: int) -> bool:
+        """Whether a call that moves these bytes meets a place."""
+        return place.name == self._names.get(fd) and at < place.stop and at + size > place.start
+
     def _before(self, fd: int, at: int, size: int) -> bytes:
         """What stands there now: a file of its own, since direct I/O takes aligned memory only."""
         with open(f"/proc/self/fd/{fd}", "rb") as file:
@@ -249,6 +251,26 @@ class BadPlaces(FaultyFiles):
             with memoryview(mmap.mmap(-1, len(data))) as pages:
                 pages[:] = data
                 super().pwritev(fd, [pages], at)
+
+
+class HidingPlaces(BadPlaces):
+    """Places that can't be read, in a page cache: what was written is read back until `forget`, as without O_DIRECT."""
+
+    def __init__(self, places: list[BadPlace] | None = None) -> None:
+        super().__init__(places)
+        self._cached: set[BadPlace] = set()
+
+    def forget(self) -> None:
+        """The kernel needs its memory for something else."""
+        self._cached.clear()
+
+    def _meet(self, fd: int, at: int, size: int, call: str) -> list[tuple[int, bytes]]:
+        met = [place for place in self.places if self.is_met(place, fd, at, size)]
+        if call == "write":
+            self._cached.update(met)
+        elif self._cached.issuperset(met):
+            return []
+        return super()._meet(fd, at, size, call)
 
 
 def slots_bytes(status: os.stat_result, slot_bytes: int) -> int:

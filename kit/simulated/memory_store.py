@@ -41,6 +41,14 @@ class MemoryServer:
         """One replica's connection."""
         return BlobStore(self, self.log(log_entries), evicts=self.evicts)
 
+    def evict(self, chunks: int) -> None:
+        """As a store that is full: all but the newest so many objects go, each with its metadata."""
+        with self.lock:
+            names = [name for name in self.data if name.startswith("objects/")]
+            gone = {name.rpartition("/")[2] for name in names[: max(0, len(names) - chunks)]}
+            for name in [name for name in self.data if name.rpartition("/")[2] in gone]:
+                self.data.pop(name, None)
+
     # -- what a test looks at ----------------------------------------------------------------------------------------
 
     @property

@@ -11,7 +11,6 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "design" / "assumptions.md"
 
 OPEN = {
-    "Faults of a disk show at the read or write, not later",
     "Somebody is left to clean up after SIGKILL",
     "Each host has the same weights and adapters",
     "Only vLLM's executor reaches the workers",

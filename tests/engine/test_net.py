@@ -2,7 +2,6 @@
 
 import inspect
 import itertools
-import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +31,7 @@ from hotspan.engine.net import LEFT_OUT, has_net, netted
 from hotspan.engine.prefixes import GpuPrefixes
 from hotspan.engine.requests import Admission
 from kit.engine import CHUNK
+from tests.hostile import NAMES, hostile
 
 from .harness.core import Core, core
 
@@ -122,27 +122,6 @@ def test_each_entry_has_a_net() -> None:
 
 
 # -- what requests say -------------------------------------------------------------------------------------------------
-
-NAMES = [
-    *("hotspan", "tags", "tags_from", "session", "ttl", "no_store", "renew", "blend", "tenant", "load_tiers"),
-    *("do_remote_prefill", "do_remote_decode", "remote_engine_id", "remote_block_ids", "kv_load_tiers", "", "\ud800"),
-]
-ODD: list[Any] = [
-    *(None, True, False, 0, 1, -1, 1 << 64, -(1 << 70), 0.5, math.nan, math.inf, "", "x", "\ud800", "a" * 5000, "\0"),
-    *([], {}, [[]], [{}], [None], ["a"] * 300, {"a": {"b": {}}}, "default", "15m", "1e999h"),
-]
-
-
-def hostile(rng: random.Random, depth: int = 0) -> Any:
-    """Parameters as JSON can spell them; many have names that somebody reads."""
-    kind = rng.random()
-    if (depth == 0 and kind < 0.9) or (depth < 4 and kind < 0.25):
-        return {rng.choice(NAMES): hostile(rng, depth + 1) for _ in range(rng.randint(0, 4))}
-    if depth < 4 and kind < 0.35:
-        return [hostile(rng, depth + 1) for _ in range(rng.randint(0, 3))]
-    if kind < 0.45:
-        return {"tenant": rng.choice(ODD), "tags": rng.choice(ODD), rng.choice(NAMES): rng.choice(ODD)}
-    return rng.choice(ODD)
 
 
 def attack(engine: Core, bodies: list[Any], prompt: list[int]) -> int:

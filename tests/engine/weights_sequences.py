@@ -1,27 +1,35 @@
 """Random sequences of requests, changes of weights, resets, sleep, restarts and edits of files, against known bytes.
 
-    python -m tests.engine.weights_sequences 10000 [--seed N]
+    python -m tests.engine.weights_sequences 10000 [--seed N] [--worlds N] [--output FILE]
 
 Two engines of real schedulers, caches and tiers (harness/core.py) share an L2; one of them has a disk. Each token's KV
 is a number that only its text and the weights it was computed with give: whatever is read in a step is compared with
-that of the weights that the engine has. The engines live on from sequence to sequence, until one is restarted.
+that of the weights that the engine has. The engines live on from sequence to sequence, until one is restarted. The L2
+evicts what is old.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 import random
 import shutil
+import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
+
+import psutil
 
 from kit.engine import prepare_environment
 
@@ -30,6 +38,7 @@ prepare_environment()
 from hotspan.demo.model import make_demo_model  # noqa: E402
 from hotspan.engine import identity  # noqa: E402
 from hotspan.testing.clock import SimulatedClock  # noqa: E402
+from kit.proof import Proof, print_proof, write_proof  # noqa: E402
 from kit.simulated.memory_store import MemoryServer  # noqa: E402
 
 from .harness.core import Core, core  # noqa: E402
@@ -37,6 +46,11 @@ from .harness.core import Core, core  # noqa: E402
 OPERATIONS = 10
 """Of one sequence."""
 
+CLAIM = "in no order of requests, changes of weights, resets, sleep, restarts and edits is KV of other weights read"
+L2_CHUNKS = 3000
+"""The L2 keeps these at most: in memory, and every name that weights ever had has its own."""
+
+_REPORT_EVERY = 100
 _TEXTS, _TOKENS = 6, 1300
 _CHANGES = ("reload", "reload_own", "edit_and_reload", "function", "update", "fails", "sleep")
 
@@ -59,13 +73,13 @@ def write_weights(directory: Path, number: int) -> None:
 class World:
     """Two engines, what they share, and the checkpoints that they may load.
 
-    counts: what was done. hits: tokens that were cached.
+    counts: what was done. hits: tokens that were cached. sequences: how many have ended.
     """
 
     def __init__(self, directory: Path, seed: int) -> None:
         self.chance = random.Random(f"weights:{seed}")
         self.counts: Counter[str] = Counter()
-        self.hits = 0
+        self.hits = self.sequences = 0
         self._numbers = 0
         self._server = MemoryServer()
         self._disk = directory / "disk"
@@ -100,6 +114,8 @@ class World:
             operation(at)
             self._check(at)
         self._audit(self.chance.randrange(2))
+        self._server.evict(L2_CHUNKS)
+        self.sequences += 1
 
     # -- operations ------------------------------------------------------------------------------------------------
 
@@ -213,36 +229,88 @@ class World:
         self._check(at)
 
 
-def run(sequences: int, seed: int, *, report: Callable[[str], None] = lambda line: None) -> World:
-    """Do so many sequences. Raises: Failed, with the sequence's number."""
+def run(
+    sequences: int,
+    seed: int,
+    *,
+    report: Callable[[int, World], None] = lambda done, world: None,
+    is_over: Callable[[], bool] = lambda: False,
+) -> World:
+    """Do so many sequences, or fewer once it is over. Raises: Failed, with the sequence's number."""
     with tempfile.TemporaryDirectory() as directory:
         world = World(Path(directory), seed)
         try:
             for number in range(sequences):
+                if is_over():
+                    break
                 try:
                     world.sequence()
-                except Failed as error:
+                except (Failed, AssertionError) as error:
                     raise Failed(f"sequence {number} of seed {seed}: {error}") from error
-                if (number + 1) % 500 == 0:
-                    report(f"{number + 1} sequences, {world.hits} tokens found, {dict(world.counts)}")
+                if (number + 1) % _REPORT_EVERY == 0:
+                    report(number + 1, world)
         finally:
             world.close()
         return world
 
 
-def main() -> None:
-    """From the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sequences", type=int)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+class Outcome(NamedTuple):
+    """Of one world that ran to its end. rss_bytes: after each hundred of sequences."""
+
+    sequences: int
+    counts: Counter[str]
+    hits: int
+    rss_bytes: list[int]
+
+
+def outcome(sequences: int, seconds: float, seed: int) -> Outcome:
+    """What came of so many sequences, or of those that were begun in time; told as it goes. Raises: Failed."""
     logging.disable(logging.WARNING)
-    begun_s = time.monotonic()
-    world = run(given.sequences, given.seed, report=lambda line: print(line, flush=True))
-    print(
-        f"{given.sequences} sequences, seed {given.seed}: 0 tokens of other weights read, {world.hits} tokens found, "
-        f"{sum(world.counts.values())} operations in {time.monotonic() - begun_s:.0f} s: {dict(world.counts)}"
-    )
+    rss_bytes, begun_s = [], time.monotonic()
+
+    def tell(done: int, world: World) -> None:
+        rss_bytes.append(psutil.Process().memory_info().rss)
+        found = f"{world.hits} tokens found, RSS {rss_bytes[-1] >> 20} MiB"
+        print(f"seed {seed}: {done} sequences, {found}, {time.monotonic() - begun_s:.0f} s", flush=True)
+
+    world = run(sequences, seed, report=tell, is_over=lambda: time.monotonic() - begun_s > seconds)
+    return Outcome(world.sequences, world.counts, world.hits, rss_bytes)
+
+
+def proof(of: int, outcomes: list[Outcome]) -> Proof:
+    """What came of all worlds, each of which was to do so many sequences: none of them failed."""
+    counts: Counter[str] = sum((each.counts for each in outcomes), Counter())
+    rss_mib = [[bytes_ >> 20 for bytes_ in each.rss_bytes] for each in outcomes if each.rss_bytes]
+    figures = {
+        "sequences": sum(each.sequences for each in outcomes),
+        "worlds": len(outcomes),
+        "operations": counts.total(),
+        "tokens_found": sum(each.hits for each in outcomes),
+        "tokens_of_other_weights": 0,
+        "rss_mib_first": max((each[0] for each in rss_mib), default=0),
+        "rss_mib_last": max((each[-1] for each in rss_mib), default=0),
+        **{f"operations_{name}": count for name, count in sorted(counts.items())},
+    }
+    return Proof("weights_sequences", CLAIM, figures, passed=all(each.sequences == of for each in outcomes))
+
+
+def main() -> None:
+    """From the command line. A failure ends it with the sequence's number and the seed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sequences", type=int, help="in each world")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--worlds", type=int, default=1, help="with this seed and the next ones, a process each")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no sequence after so many")
+    parser.add_argument("--output", type=Path, help="write the result to this JSON file")
+    given = parser.parse_args()
+    seeds = range(given.seed, given.seed + given.worlds)
+    with ProcessPoolExecutor(given.worlds, get_context("fork")) as processes:
+        done = proof(given.sequences, list(processes.map(partial(outcome, given.sequences, given.seconds), seeds)))
+    print_proof(done, given.seed)
+    if given.output is not None:
+        write_proof(
+            given.output, done, vars(given), "python -m tests.engine.weights_sequences " + " ".join(sys.argv[1:])
+        )
 
 
 if __name__ == "__main__":

@@ -12,15 +12,16 @@ from typing import Any
 import psutil
 import pytest
 
+from kit.nursery import NotForked
 from kit.preloaded import Preloaded
-from kit.spawning import Imports
+from kit.spawning import Imports, is_program
 from kit.waiting import until
 
 STARTS = """
 import json, multiprocessing, os, resource, signal, sys, threading
 
 def child(queue):
-    queue.put((os.getpid(), os.getppid(), os.environ["OF_PARENT"], __name__))
+    queue.put((os.getpid(), os.getppid(), os.environ["OF_PARENT"], __name__, os.path.exists("/dev/shm/marker")))
 
 if __name__ == "__main__":
     os.environ["OF_PARENT"] = "yes"
@@ -35,6 +36,7 @@ if __name__ == "__main__":
     told = {"pid": os.getpid(), "parent": os.getppid(), "session": os.getsid(0), "argv": sys.argv, "cwd": os.getcwd()}
     told |= {"environment": dict(os.environ), "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0]}
     told |= {"spawned": [spawned.pid, *of_child], "code": spawned.exitcode, "path": sys.path[0]}
+    told |= {"has_marker": os.path.exists("/dev/shm/marker")}
     told |= {"threads": threading.active_count(), "fds": sorted(map(int, os.listdir("/proc/self/fd")))[:3]}
     print(json.dumps(told))
     print("to stderr", file=sys.stderr)
@@ -89,7 +91,7 @@ def test_it_is_as_popen_has_it(way: str, preloaded: Preloaded, environment: dict
     assert said["argv"][1:] == ["MODEL", "--an-option"] and said["argv"][0].endswith("hotspan/cli/serve.py")
     assert said["environment"] == given | {"OF_PARENT": "yes"}
     assert (said["path"], said["threads"], said["fds"]) == (str(place), 1, [0, 1, 2])
-    child, itself, parent, variable, name = said["spawned"]
+    child, itself, parent, variable, name, _ = said["spawned"]
     assert (child, parent, variable, name) == (itself, process.pid, "yes", "__mp_main__") and said["code"] == 0
 
 
@@ -153,3 +155,42 @@ def test_other_commands_are_started_as_ever(preloaded: Preloaded, environment: d
     """Only servers, by this Python, are forked."""
     process = preloaded.popen(["sh", "-c", "echo $0 $KEPT"], env=environment, stdout=subprocess.PIPE)
     assert process.communicate(timeout=60)[0] == b"sh 1\n"
+
+
+def test_it_may_have_shared_memory_of_its_own(
+    preloaded: Preloaded, environment: dict[str, str], place: Path, tmp_path: Path
+) -> None:
+    """A directory is its /dev/shm, and that of what it spawns; a program after it has that of this host."""
+    if os.geteuid():
+        pytest.skip("a /dev/shm of its own needs root")
+    (own := tmp_path / "own").mkdir()
+    (own / "marker").touch()
+    how = {"env": environment, "cwd": place, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    said, _ = told(preloaded.popen(COMMAND, shared=own, **how))
+    assert said["has_marker"] and said["spawned"][-1]
+    said, _ = told(preloaded.popen(COMMAND, **how))
+    assert not said["has_marker"] and not said["spawned"][-1] and not Path("/dev/shm/marker").exists()
+
+
+def test_what_is_to_have_its_own_shared_memory_is_not_started_without(
+    preloaded: Preloaded, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """A program that can't be forked has no other way to a /dev/shm of its own."""
+    for command, variables in ((["sh", "-c", "true"], {}), (COMMAND, {"PYTHONHASHSEED": "1"})):
+        with pytest.raises(NotForked):
+            preloaded.popen(command, shared=tmp_path, env=environment | variables)
+
+
+def test_the_chosen_programs_are_forked(environment: dict[str, str], tmp_path: Path) -> None:
+    """Such as any module or file of Python's, where a test asks for that; a file's children are of that file."""
+    script = tmp_path / "own.py"
+    script.write_text(STARTS)
+    how = {"env": environment, "cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with Preloaded(environment, modules=(), chosen=is_program) as preloaded:
+        process = preloaded.popen([sys.executable, str(script), "pause"], **how)
+        assert process.stdout is not None and process.stdout.readline() == b"pauses\n"
+        assert psutil.Process(process.pid).children()  # its nursery
+        process.kill()
+        process.communicate(timeout=60)
+        said, _ = told(preloaded.popen([sys.executable, str(script)], **how))
+    assert said["argv"] == [str(script)] and said["path"] == str(tmp_path) and said["spawned"][4] == "__mp_main__"

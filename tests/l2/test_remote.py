@@ -23,6 +23,7 @@ from hotspan.tiers.base import Fault, Transfer
 from hotspan.tiers.record import RECORD_BYTES, unpack
 from kit.simulated.inline import InlineQueues
 from kit.simulated.keys import FixedKeys
+from kit.simulated.lower import SettledTier
 from kit.simulated.memory_store import MemoryServer
 from tests.l2.receipts import missing
 
@@ -676,6 +677,48 @@ def test_a_log_of_ones_own_keeps_the_newest_entries() -> None:
 
 
 # -- faults --------------------------------------------------------------------------------------------------------
+
+
+def test_an_object_that_can_not_be_read_costs_its_chunk(make: Callable[..., Replica], server: MemoryServer) -> None:
+    """One object fails whenever it is read, and the store works for all others: it is tried once in ten seconds, and
+    however many requests ask for its text, and for nothing else, the tier is not given up. It is a hit once it is well.
+    """
+    a, b = make("a"), make("b")
+    chunks = chain("text", 4)
+    a.store(chunks)
+    bad = chunks[2].key
+    name, read_into = server.objects[bad], server.read_into
+    tried: list[str] = []
+
+    def failing(asked: str, into: Sequence[memoryview]) -> bool:
+        if asked != name:
+            return read_into(asked, into)
+        tried.append(asked)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    server.read_into = failing  # type: ignore[method-assign]
+    lower = SettledTier(lambda again: b.tier, b.clock)
+    into = aligned(SIZE)
+
+    def loaded(wanted: list[Chunk]) -> list[bool]:
+        """Which of these a request for the text gets."""
+        b.tier.ask(chunks, 0)
+        b.queues.run()
+        assert not lower.finished()
+        there = [lower.submit_load(chunk.key, into) for chunk in wanted]
+        b.queues.run()
+        good = {transfer.key for transfer in lower.finished() if transfer.fault is None}
+        return [is_there and chunk.key in good for is_there, chunk in zip(there, wanted, strict=True)]
+
+    for turn in range(1, 7):
+        wanted = chunks if turn < 3 else chunks[2:3]  # RAM has the others from then on: nothing else is loaded
+        for _ in range(5):
+            assert loaded(wanted) == [chunk.key != bad for chunk in wanted]
+        assert len(tried) == turn and lower.trips == 0 and lower.is_up
+        b.clock.advance(11.0)
+        b.poll()
+    server.read_into = read_into  # type: ignore[method-assign]
+    assert loaded(chunks) == [True] * 4
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,18 +20,20 @@ from typing import Any
 import psutil
 
 from kit.ports import free_port
+from kit.preloaded import MODULES, Preloaded
+from kit.spawning import is_program
 from tests.own_vllm import VLLM, a_strangers
 
-from .preloaded import Preloaded, Started
 from .table import Shape
 
 TOKENS = 8
 POOL_BLOCKS, BLOCK = 7, 128
 START_S = 600.0
+PATIENCE_S = 60.0
+"""A request waits so long for what the tiers have: what is loaded is no matter of how slow this machine is."""
+
 _TOKEN = "shapes-admin-token-0123"
 _ROOT = Path(__file__).parents[2]
-_COMPILED = Path("~/.cache/hotspan/tests/inductor").expanduser()
-"""What torch has compiled: the same in each run."""
 _VARIABLES = {
     "VLLM_SERVER_DEV_MODE": "1",
     "VLLM_HOST_IP": "127.0.0.1",
@@ -41,6 +43,7 @@ _VARIABLES = {
     "HOTSPAN_ADMIN_TOKEN": _TOKEN,
     "RAY_DEDUP_LOGS": "0",
     "OMP_NUM_THREADS": "1",
+    "TORCHDYNAMO_DISABLE": "1",  # the sampler's few functions are else compiled at each start
     "OMP_WAIT_POLICY": "PASSIVE",  # two ranks on a busy machine would spend their time waiting for each other
 }
 _MODEL = {
@@ -53,10 +56,12 @@ _MODEL = {
 }
 
 
-def preloaded(log: Path) -> Preloaded:
-    """What starts engines sooner."""
-    own = {"PYTHONPATH": f"{_ROOT / 'src'}:{_ROOT}", "TORCHINDUCTOR_CACHE_DIR": str(_COMPILED)}
-    return Preloaded(a_strangers() | _VARIABLES | own, log)
+_ENVIRONMENT = a_strangers() | _VARIABLES | {"PYTHONPATH": f"{_ROOT / 'src'}:{_ROOT}"}
+
+
+def preloaded() -> Preloaded:
+    """What starts engines: each is forked from an interpreter with the imports."""
+    return Preloaded(_ENVIRONMENT, (*MODULES, "vllm.entrypoints.cli.serve", "vllm.entrypoints.llm"), is_program)
 
 
 class Refused(Exception):
@@ -74,14 +79,15 @@ class Answer:
 
 @dataclass
 class Engine:
-    """A running engine."""
+    """A running engine. seen: all processes that it had while it started."""
 
     shape: Shape
     model: Path
     directory: Path
-    processes: list[Started] = field(default_factory=list)
+    processes: list[subprocess.Popen[str]] = field(default_factory=list)
     logs: list[Path] = field(default_factory=list)
     port: int = 0
+    seen: set[psutil.Process] = field(default_factory=set)
 
     def ask(self, text: list[int], replica: int = 0) -> Answer:
         """replica: of several, which answers."""
@@ -125,13 +131,24 @@ class Engine:
 
     def kill(self) -> None:
         """SIGKILL to all of its processes."""
-        for process in self.processes:
+        self.look()
+        for each in self.seen:  # also what lives on without a parent, such as a cluster of Ray's
             with contextlib.suppress(psutil.Error):
-                parent = psutil.Process(process.pid)
-                for each in (parent, *parent.children(recursive=True)):
-                    with contextlib.suppress(psutil.Error):
-                        each.kill()
+                each.kill()
+        for process in self.processes:
             process.wait(60)
+
+    def kill_node(self, node: int) -> None:
+        """SIGKILL to all processes of one host."""
+        for each in _tree(self.processes[node].pid):
+            with contextlib.suppress(psutil.Error):
+                each.kill()
+
+    def look(self) -> None:
+        """Note which processes there are."""
+        for process in self.processes:
+            if process.poll() is None:
+                self.seen.update(_tree(process.pid))
 
     def said(self) -> str:
         return "\n".join(log.read_text(errors="replace") for log in self.logs)
@@ -167,32 +184,27 @@ def running(
     *,
     is_cached: bool = True,
     own: Path | None = None,
-    source: Preloaded | None = None,
+    source: Preloaded,
 ) -> Iterator[Engine]:
     """An engine that answers.
 
-    shared: the /dev/shm of a further host. own: that of the first; None for this machine's.
-    source: starts the engine; without one, one of its own does.
+    shared: the /dev/shm of a further host. own: that of the first; None for this machine's. source: starts it.
 
     Raises: Refused if it ends before it answers.
     """
     engine = Engine(shape, model, directory, port=free_port())
     ports = free_port(), free_port()
-    own_source = closing(preloaded(directory / "preloaded.log")) if source is None else None
-    with own_source or nullcontext(source) as starter:
-        assert starter is not None
-        try:
-            for node in range(shape.nodes):
-                log = directory / f"{len(list(directory.glob('*.log')))}-node{node}.log"
-                engine.logs.append(log)
-                engine.processes.append(
-                    _started(starter, engine, node, ports, log, shared if node else own, is_cached=is_cached)
-                )
-            _await(engine)
-            yield engine
-            engine.stop()
-        finally:
-            engine.kill()
+    try:
+        for node in range(shape.nodes):
+            log = directory / f"{len(list(directory.glob('*.log')))}-node{node}.log"
+            engine.logs.append(log)
+            place = shared if node else own
+            engine.processes.append(_started(source, engine, node, ports, log, place, is_cached=is_cached))
+        _await(engine)
+        yield engine
+        engine.stop()
+    finally:
+        engine.kill()
 
 
 def _started(
@@ -204,34 +216,51 @@ def _started(
     shared: Path | None,
     *,
     is_cached: bool,
-) -> Started:
+) -> subprocess.Popen[str]:
     shape, disk, (master, calls) = engine.shape, engine.directory / "disk", ports
-    tiers: dict[str, Any] = {"ram_gib": 0.125} | ({"disk": str(disk), "disk_gib": 1} if shape.has_disk else {})
+    tiers: dict[str, Any] = {"ram_gib": 0.125}
+    tiers |= {"disk": str(disk), "disk_gib": 1, "patience_s": PATIENCE_S} if shape.has_disk else {}
     extra = {f"hotspan.{name}": value for name, value in tiers.items()}
     transfer = {"kv_connector": "HotspanConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    if "LLM" in shape.start:
+        options: dict[str, Any] = {"model": str(engine.model)} | _MODEL | _offline(shape.options)
+        options |= {"kv_transfer_config": transfer} if is_cached else {}
+        settings = {"options": options, "forked": shape.start == "forked LLM", "tokens": TOKENS}
+        return _forked(source, ["-m", "tests.shapes.offline", json.dumps(settings)], log, shared, has_pipes=True)
+    words = ["serve", str(engine.model), *_words(_MODEL), *shape.options.split(), "--enable-prompt-tokens-details"]
+    words += ["--port", str(engine.port), "--shutdown-timeout", "30"]
+    if shape.nodes > 1:
+        words += ["--nnodes", str(shape.nodes), "--node-rank", str(node)]
+        words += ["--master-addr", "127.0.0.1", "--master-port", str(master), *(["--headless"] if node else [])]
+        words += ["--data-parallel-rpc-port", str(calls)] if shape.replicas > 1 else []
+    if shape.start == "hotspan":
+        return _forked(
+            source, ["-m", "hotspan", *words, *(_words(tiers) if is_cached else ["--no-cache"])], log, shared
+        )
+    script = engine.directory / "own.py"
+    script.write_text(VLLM)
+    words += ["--kv-transfer-config", json.dumps(transfer)] if is_cached else []
+    return _forked(source, [str(script), *words], log, shared)
+
+
+def _forked(
+    source: Preloaded, words: list[str], log: Path, shared: Path | None, *, has_pipes: bool = False
+) -> subprocess.Popen[str]:
+    """`python WORDS`. has_pipes: its stdin and stdout are pipes; else `log` has what it prints."""
+    pipe = subprocess.PIPE
     with log.open("ab") as out:
-        if "LLM" in shape.start:
-            options: dict[str, Any] = {"model": str(engine.model)} | _MODEL | _offline(shape.options)
-            options |= {"kv_transfer_config": transfer} if is_cached else {}
-            settings = {"options": options, "forked": shape.start == "forked LLM", "tokens": TOKENS}
-            return source.start(
-                "tests.shapes.offline", [json.dumps(settings)], out.fileno(), shared=shared, has_pipes=True
-            )
-        words = ["serve", str(engine.model), *_words(_MODEL), *shape.options.split(), "--enable-prompt-tokens-details"]
-        words += ["--port", str(engine.port), "--shutdown-timeout", "30"]
-        if shape.nodes > 1:
-            words += ["--nnodes", str(shape.nodes), "--node-rank", str(node)]
-            words += ["--master-addr", "127.0.0.1", "--master-port", str(master), *(["--headless"] if node else [])]
-            words += ["--data-parallel-rpc-port", str(calls)] if shape.replicas > 1 else []
-        if shape.start == "hotspan":
-            target = "hotspan"
-            words += _words(tiers) if is_cached else ["--no-cache"]
-        else:
-            script = engine.directory / "own.py"
-            script.write_text(VLLM)
-            target = str(script)
-            words += ["--kv-transfer-config", json.dumps(transfer)] if is_cached else []
-        return source.start(target, words, out.fileno(), shared=shared)
+        process: subprocess.Popen[str] = source.popen(
+            [sys.executable, *words],
+            shared=shared,
+            stdin=pipe if has_pipes else subprocess.DEVNULL,
+            stdout=pipe if has_pipes else out,
+            stderr=out,
+            env=_ENVIRONMENT,
+            cwd=_ROOT,
+            start_new_session=True,
+            text=True,
+        )
+    return process
 
 
 def _await(engine: Engine) -> None:
@@ -243,6 +272,7 @@ def _await(engine: Engine) -> None:
         return
     url = f"http://127.0.0.1:{engine.port}/health"
     while True:
+        engine.look()
         if head.poll() is not None:
             raise Refused(engine.said())
         assert time.monotonic() < until, engine.said()[-5000:]
@@ -251,12 +281,18 @@ def _await(engine: Engine) -> None:
         time.sleep(0.3)
 
 
-def _state(process: Started) -> str:
+def _tree(pid: int) -> list[psutil.Process]:
+    """A process and all below it, as far as they live."""
+    with contextlib.suppress(psutil.Error):
+        parent = psutil.Process(pid)
+        return [*parent.children(recursive=True), parent]
+    return []
+
+
+def _state(process: subprocess.Popen[str]) -> str:
     """What there is of a node."""
     try:
-        parent = psutil.Process(process.pid)
-        below = [f"{each.pid} {each.name()} {each.status()}" for each in parent.children(recursive=True)]
-        return f"{process.pid} {parent.status()}: {below}"
+        return str([f"{each.pid} {each.name()} {each.status()}" for each in _tree(process.pid)])
     except psutil.Error as error:
         return str(error)
 

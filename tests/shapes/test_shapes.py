@@ -2,8 +2,11 @@
 
 import os
 import random
+import re
+import shutil
+import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -12,10 +15,11 @@ import pytest
 from hotspan.core.types import CHUNK_TOKENS
 from hotspan.demo import model as demo
 from hotspan.demo.model import make_demo_model
+from kit.preloaded import Preloaded
+from tests.leftovers import ALLOWED
 from tests.tiers.mounts import mounted
 
 from .engines import BLOCK, POOL_BLOCKS, Answer, Engine, Refused, preloaded, running, slabs
-from .preloaded import Preloaded
 from .table import SHAPES, Shape
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(3000)]
@@ -41,9 +45,9 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preloaded]:
+def source() -> Iterator[Preloaded]:
     """What starts engines."""
-    with closing(preloaded(tmp_path_factory.mktemp("preloaded") / "log")) as started:
+    with preloaded() as started:
         yield started
 
 
@@ -63,6 +67,28 @@ def hosts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Path]
         pytest.skip("a /dev/shm of its own needs root")
     with ExitStack() as stack:
         yield [stack.enter_context(mounted(tmp_path / f"shm{n}", "tmpfs", "size=2g")) for n in range(shape.nodes)]
+
+
+METRICS = re.compile(r"(counter|gauge_[a-z]+|histogram|summary)_\d+\.db")
+
+
+def is_vllms(path: Path) -> bool:
+    """Whether it is vLLM's: the directory in which several API servers of one `vllm serve` sum their metrics. It is
+    removed by the process that made it, and stays when that is killed.
+    """
+    return path.is_dir() and all(METRICS.fullmatch(file.name) for file in path.iterdir())
+
+
+@pytest.fixture
+def temporary() -> Iterator[None]:
+    """What is left in TMPDIR is vLLM's; of that, the directory of metrics is removed here."""
+    place = Path(tempfile.gettempdir())
+    before = set(place.iterdir())
+    yield
+    left = [path for path in place.iterdir() if path not in before and not ALLOWED.fullmatch(path.name)]
+    assert all(map(is_vllms, left)), left
+    for path in left:
+        shutil.rmtree(path)
 
 
 def ask_all(engine: Engine, truth: list[Answer]) -> list[int]:
@@ -101,6 +127,7 @@ def test_shape(
     truth: list[Answer],
     tmp_path: Path,
     hosts: list[Path],
+    temporary: None,
 ) -> None:
     """Cold, hit, invalidation, restart, weights reloaded and kill: the answers of an engine without hotspan, or words
     at the start; what vLLM can't compute fails alike without hotspan.

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from hotspan.cli.main import app
 from hotspan.core.errors import DirectoryError
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import PAGE_BYTES, Chunk
@@ -21,7 +23,7 @@ from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.record import RECORD_BYTES, Flaw
 from hotspan.tiers.table import SUPERBLOCK_BYTES
-from kit.simulated.faults import PLACE_KINDS, BadPlace, BadPlaces, VanishedFiles, bad_slots
+from kit.simulated.faults import PLACE_KINDS, BadPlace, BadPlaces, HidingPlaces, VanishedFiles, bad_slots
 from kit.simulated.inline import InlineQueues
 from kit.simulated.lower import SettledTier
 
@@ -39,7 +41,7 @@ class Disk:
     ) -> None:
         self.path, self.slots, self.split, self.is_direct = path, slots, split, is_direct
         self.clock = SimulatedClock()
-        self.files = BadPlaces(list(places), wait=self.clock.advance)
+        self.files: BadPlaces = BadPlaces(list(places), wait=self.clock.advance)
         self.open()
 
     def open(self) -> None:
@@ -243,6 +245,25 @@ def test_a_release_that_knows_no_bad_slots_takes_them_for_free(tmp_path: Path) -
     disk.close()
 
 
+def test_a_bad_slot_that_a_page_cache_hides_costs_misses_alone(tmp_path: Path) -> None:
+    """Without O_DIRECT a test of a slot may pass that the disk would fail: the slot is used again and again, each chunk
+    in it is a miss once the cache has forgotten it, all others are hits, and the tier makes no pause.
+    """
+    disk = Disk(tmp_path)
+    disk.lower.close(5.0)
+    disk.files = files = HidingPlaces([slot_place("read", 0)])
+    disk.open()
+    for turn in range(20):
+        chunks = roots(SLOTS, f"turn{turn}-")
+        assert all(map(disk.store, chunks)) and all(map(disk.load, chunks))
+        files.forget()
+        assert sum(map(disk.load, chunks)) == SLOTS - 1
+        assert disk.lower.trips == 0 and disk.lower.is_up
+        disk.lower.invalidate([Scope()], DurableSpy())
+        disk.settle()
+    disk.close()
+
+
 def test_neighbours_of_a_bad_slot_stay_in_use(tmp_path: Path) -> None:
     """A chunk in several adjacent slots fails in one of them: that one is set aside, and no other."""
     disk = Disk(tmp_path, BadPlace("write", 2 * PAGE_BYTES, 3 * PAGE_BYTES), slots=4, split=4)
@@ -376,6 +397,13 @@ def test_a_check_while_no_server_runs_sets_bad_slots_aside(tmp_path: Path, monke
     assert disk.tier.directory.table.aside() == {slot: Flaw.READ}
     assert sum(map(disk.load, chunks)) == 5
     disk.close()
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = CliRunner().invoke(app, ["cache", "check", "--disk", str(tmp_path)])
+    assert shown.exit_code == 0, shown.output
+    rows = [line.replace("┃", "│").split("│") for line in shown.output.splitlines()]
+    heads, row = (row for row in rows if len(row) > 5 and row[1].strip() in ("tier", "disk"))
+    cells = dict(zip(map(str.strip, heads), map(str.strip, row), strict=True))
+    assert (cells["whole"], cells["unreadable"], cells["bad slots"]) == ("5", "0", "1"), shown.output
 
 
 def test_errors_other_than_eio(tmp_path: Path) -> None:

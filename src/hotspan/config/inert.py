@@ -45,13 +45,17 @@ _ENGINES = unlisted("")
 _HASH = "sha256_cbor"
 _TIERS = (
     *("ram_gib", "disk", "disk_gib", "disk_compress", "l2", "l2_option", "l2_log", "l2_compress", "chunk_tokens"),
-    *("prompts_only", "model_digest", "kek", "key_store", "prefetch_sessions", "explain_requests"),
+    *("prompts_only", "model_digest", "kek", "key_store", "prefetch_sessions", "explain_requests", "patience_s"),
     *("auto", "lmcache_config_file"),
 )
 RULES = (
     Rule(_TIERS, _on("no_cache"), "--no-cache serves with the engine's own prefix cache only: it has no effect"),
     Rule(("kek", "key_store"), _stays_in_ram, "nothing leaves RAM without --disk or --l2: nothing is encrypted"),
-    Rule(("prefetch_sessions",), _stays_in_ram, "all texts are in RAM without --disk or --l2: it has no effect"),
+    Rule(
+        ("prefetch_sessions", "patience_s"),
+        _stays_in_ram,
+        "all texts are in RAM without --disk or --l2: it has no effect",
+    ),
     Rule(
         ("sessions_path", "session_expiry_s", "strict_sessions", "forget_closed_sessions"),
         _on("no_sessions"),

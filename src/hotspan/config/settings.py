@@ -1,15 +1,19 @@
 """The cache's settings, as they travel from the command line to the engine's processes."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hotspan.config import kinds
 from hotspan.config.options import Spelling, check, names, option
 from hotspan.core.directives import RetentionRule
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import CHUNK_TOKENS, GIB, Compress
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 ModelDigest = Literal["full", "sampled"]
 Persistence = Literal["tiers", "none"]
@@ -159,17 +163,21 @@ class CacheSettings:
 
     def to_json(self) -> dict[str, Any]:
         """A dict that `from_json` takes, of JSON types only."""
-        from pydantic import TypeAdapter  # no other command needs it
-
-        written: dict[str, Any] = TypeAdapter(CacheSettings).dump_python(self, mode="json")
+        written: dict[str, Any] = _cache_settings().dump_python(self, mode="json")
         return written
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "CacheSettings":
         """The settings that `to_json` gave."""
-        from pydantic import TypeAdapter
+        return _cache_settings().validate_python(data)
 
-        return TypeAdapter(CacheSettings).validate_python(data)
+
+@functools.cache
+def _cache_settings() -> "TypeAdapter[CacheSettings]":
+    """What converts them, made once."""
+    from pydantic import TypeAdapter  # no other command needs it
+
+    return TypeAdapter(CacheSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,6 +314,13 @@ class CacheOptions:
         "(`hotspan cache explain`); 0: none, and nothing is explained.",
         kind=kinds.NATURAL,
     )
+    patience_s: float | None = option(
+        None,
+        "Load all that is found below RAM, however slow that is, and let a request wait so many seconds while nothing "
+        "arrives. Without it, the cost model decides for each request what is loaded and how long it waits.",
+        kind=kinds.SECONDS,
+        shown="the cost model decides",
+    )
     auto: bool = option(
         False,
         "Choose the tiers that nothing else names, a disk tier included, by what the machine has free. "
@@ -357,6 +372,7 @@ class CacheOptions:
             blend=self._blend(),
             prefetch_sessions=self.prefetch_sessions,
             explain_requests=self.explain_requests,
+            patience_s=self.patience_s,
         )
 
     def _blend(self) -> BlendSettings | None:

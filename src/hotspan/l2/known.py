@@ -9,9 +9,10 @@ from hotspan.core.types import Chunk, ChunkKey
 from hotspan.l2.base import Found
 from hotspan.l2.follower import LogFollower
 from hotspan.l2.view import LogView
+from hotspan.tiers.base import Fault
 
 _ABSENT_S = 10.0
-"""After which a chunk that was not there is asked for again."""
+"""After which a chunk that was not there, or could not be read, is asked for again."""
 
 
 class Moment(NamedTuple):
@@ -45,6 +46,7 @@ class KnownChunks:
         self._known: OrderedDict[ChunkKey, _Known] = OrderedDict()
         self._of: dict[int, set[ChunkKey]] = {}
         self._absent: OrderedDict[ChunkKey, float] = OrderedDict()  # until when
+        self._unreadable: OrderedDict[ChunkKey, float] = OrderedDict()  # until when
         self._gaps: set[ChunkKey] = set()  # of those, where a chain breaks off: there may be more of it behind
 
     def __len__(self) -> int:
@@ -80,6 +82,33 @@ class KnownChunks:
         self._absent.pop(key, None)
         self._gaps.discard(key)
 
+    def loaded(self, key: ChunkKey, fault: Fault | None) -> Fault | None:
+        """A chunk was loaded, or not; the fault as it counts. What could not be read is not asked for for a while, and
+        is GONE where it fails again: of one object nobody judges the store.
+        """
+        if fault is Fault.DROPPED:
+            return fault
+        if fault is None:
+            self.put_readable(key)
+            return fault
+        self.pop(key)
+        if fault is not Fault.IO:
+            return fault
+        fault = Fault.GONE if key in self._unreadable else fault
+        self._unreadable[key] = self._clock.monotonic() + _ABSENT_S
+        self._unreadable.move_to_end(key)
+        while len(self._unreadable) > self._max_entries:
+            self._unreadable.popitem(last=False)
+        return fault
+
+    def put_readable(self, key: ChunkKey) -> None:
+        """A chunk was read, or written anew."""
+        self._unreadable.pop(key, None)
+
+    def is_unreadable(self, key: ChunkKey) -> bool:
+        """Whether a chunk could not be read a moment ago."""
+        return self._unreadable.get(key, 0.0) > self._clock.monotonic()
+
     def put_absent(self, chunks: Sequence[Chunk], asked: set[ChunkKey]) -> None:
         """Of a text, what was asked for and is not known is not there."""
         absent = {key for key in asked if self.get(key) is None}
@@ -93,8 +122,8 @@ class KnownChunks:
             self._gaps.discard(self._absent.popitem(last=False)[0])
 
     def is_absent(self, key: ChunkKey) -> bool:
-        """Whether a chunk was not there a moment ago."""
-        return self._absent.get(key, 0.0) > self._clock.monotonic()
+        """Whether a chunk was not there, or could not be read, a moment ago."""
+        return self._absent.get(key, 0.0) > self._clock.monotonic() or self.is_unreadable(key)
 
     def is_gap(self, key: ChunkKey) -> bool:
         """Whether a chain broke off at a chunk that was not there: more of it may lie behind."""

@@ -312,7 +312,7 @@ class RemoteTier:
             return  # nothing, or what may have been invalidated since
         now_s = self._clock.unix()
         alive, dead = readable(chunks, found, self._follower.view, self._namespace, self._payload_bytes, now_s)
-        for one in alive:
+        for one in (each for each in alive if not self._known.is_unreadable(each.record.key)):
             self._known.put(self._updates.joined(one), since)
         if dead:
             self._delete(dead, tenant)
@@ -332,12 +332,12 @@ class RemoteTier:
         elif record.namespace != self._namespace:
             pass  # it lies there under its own name
         elif ended.found is not None and self._holds(since, record.terms.tenant):
+            self._known.put_readable(record.key)
             self._known.put(self._updates.joined(ended.found), since)
         return self._transfer(record.key, ended, is_load=False)
 
     def _loaded(self, record: Record, ended: Ended) -> Transfer:
-        if ended.fault not in (None, Fault.DROPPED):
-            self._known.pop(record.key)
+        ended = ended._replace(fault=self._known.loaded(record.key, ended.fault))
         if ended.fault is Fault.CORRUPT:
             self._delete([record.key], record.terms.tenant)
         return self._transfer(record.key, ended, is_load=True)
