@@ -25,7 +25,7 @@ from tests.router.chats import chats
 pytestmark = pytest.mark.engine
 
 CHAT = "/v1/chat/completions"
-COUNT = 150
+COUNT, GATE_COUNT = 150, 12
 MOST_DRAWN = 600
 """Some templates refuse some chats; so many are drawn at most to have COUNT that are taken."""
 
@@ -118,15 +118,21 @@ def taken(engine: Any, seed: int) -> Iterator[tuple[dict[str, Any], list[int]]]:
         yield body, rendered[1][0]["prompt_token_ids"]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_routers_bytes_are_the_engines(family: str, tmp_path: Path) -> None:
-    """150 chats with tools, thoughts, lists and many scripts: the same bytes, or both too short for a piece."""
+@pytest.mark.parametrize(
+    ("family", "count"),
+    [
+        *((family, GATE_COUNT) for family in ("qwen3", "gemma3", "gptoss")),
+        *(pytest.param(family, COUNT, marks=pytest.mark.slow) for family in FAMILIES),
+    ],
+)
+def test_the_routers_bytes_are_the_engines(family: str, count: int, tmp_path: Path) -> None:
+    """Chats with tools, thoughts, lists and many scripts: the same bytes, or both too short for a piece."""
     directory = directory_of(family, tmp_path)
     router, engine = Prompts.load(directory), renderer(directory)
-    count = 0
-    for body, ids in islice(taken(engine, seed=7), COUNT):
+    seen = 0
+    for body, ids in islice(taken(engine, seed=7), count):
         theirs, ours = router.join(ids), router._bytes(prompt_of(CHAT, body), body)
         assert theirs is not None
         assert ours == theirs or (ours is None and len(theirs) < PIECE_BYTES), json.dumps(body)
-        count += 1
-    assert count == COUNT and router.failed == 0
+        seen += 1
+    assert seen == count and router.failed == 0

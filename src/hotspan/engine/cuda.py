@@ -107,7 +107,7 @@ class CudaWorker(CPUOffloadingWorker):
         if not region.is_pinned:
             logger.warning(
                 "slab_not_registered rank=%d gib=%.1f: the driver did not register hotspan's RAM (vLLM's log has its "
-                "code): copies are right, and several times slower. Raise the limit of locked memory (ulimit -l, "
+                "code): copies are right, and slower. Raise the limit of locked memory (ulimit -l, "
                 "docker --ulimit memlock=-1), or lower --ram-gib",
                 region.rank,
                 slab.bytes / GIB,
