@@ -31,7 +31,7 @@ COMMANDS = dict(commands(ROOT))
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_each_option_has_its_one_meaning(path: tuple[str, ...]) -> None:
-    """--json: a flag for JSON on stdout. --output: a path. --model: a model's name or directory."""
+    """--json: a flag for JSON on stdout. --output: a path. --model: a model's name or directory, or which one."""
     shown = [each for each in COMMANDS[path].params if not getattr(each, "hidden", False)]
     declared = {flag: each for each in shown for flag in each.opts}
     assert not OTHERS & declared.keys()
@@ -40,7 +40,9 @@ def test_each_option_has_its_one_meaning(path: tuple[str, ...]) -> None:
     if (found := declared.get("--output")) is not None:
         assert not found.is_flag and found.metavar == "path"
     if (found := declared.get("--model")) is not None:
-        assert not found.is_flag and found.help.startswith(("Model name", "Directory with the model's"))
+        assert not found.is_flag and found.help.startswith(
+            ("Model name", "Directory with the model's", "Model to serve")
+        )
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)

@@ -75,7 +75,7 @@ def test_a_trace_is_written_and_replayed(tmp_path: Path) -> None:
     [
         (["--trace", "nowhere.jsonl"], "give one of conversation, synthetic, toolagent, documents, or a file"),
         (["--strategy", "fastest"], "there is no strategy 'fastest'; there are auto, session"),
-        (["--eviction", "fifo"], "there is no eviction 'fifo'; there are arc, lru"),
+        (["--eviction", "fifo"], "there is no eviction 'fifo'; there are learned, arc, lru"),
         (["--replicas", "0"], "--replicas is '0': give a whole number from 1 to 4096"),
         (["--gpu-tokens", "50000", "--gpu-tokens", "none"], "--gpu-tokens is"),
         (["--trace", "documents", "--blend"], "--blend keeps windows in RAM: give --ram-gib"),

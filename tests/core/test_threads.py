@@ -41,7 +41,7 @@ TASKS = {
     "daemon/unix_server.py": (1, "a client whose answer raises is ignored from then on"),
     "formatters/calls.py": (1, "waited for by run, which judges its outcome"),
     "bench/runner.py": (1, "samples are missing from the report"),
-    "bench/workloads/base.py": (2, "a TaskGroup raises in the caller"),
+    "bench/workloads/base.py": (4, "a TaskGroup raises in the caller"),
     "bench/workloads/sessions.py": (1, "a TaskGroup raises in the caller"),
     "ab/asking.py": (1, "a TaskGroup raises in the caller"),
 }

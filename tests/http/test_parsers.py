@@ -24,6 +24,7 @@ PLACES = {
     "server/adapters/check.py": (2, "files of an adapter, of bounded size (server/adapters/test_files.py)"),
     "server/models/merging.py": (2, ANSWER),
     "router/text.py": (1, "a body of at most MAX_READ bytes and MAX_VALUES values (router/test_bounded_work.py)"),
+    "router/harmony.py": (1, OWN),
     "router/answers.py": (2, f"a body of at most MAX_BYTES, to be copied; {ANSWER}"),
     "router/gateway.py": (1, "the administrator's"),
     "router/template.py": (2, f"arguments of a tool call, counted with its chat (router/test_bounded_work.py); {OWN}"),

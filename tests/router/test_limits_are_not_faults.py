@@ -157,7 +157,8 @@ class _Answer:
 
 ILL = {
     "server/admission.py": 2,  # it stops
-    "server/admin.py": 4,  # the engine gave an error; a session's texts could not be forgotten (3)
+    "server/admin.py": 1,  # the engine gave an error
+    "server/forgetting.py": 3,  # a session's texts could not be forgotten
     "server/control_app.py": 1,  # the engine gave an error, or none in time
     "server/exchange.py": 1,  # the engine makes no step
     "server/warming.py": 1,  # it has not started

@@ -91,7 +91,7 @@ def test_commands_find_the_one_engine_of_this_host(runtime: Path, closing: ExitS
     """Without --server; what it asks is done as the administrator's."""
     core = opened(closing)
     assert Admin().address == f"unix:{runtime}/engine-{os.getpid()}-abcde-0.sock"
-    assert Admin().get("/hotspan/cache") == {"replicas": [STATS]}
+    assert Admin().get("/hotspan/cache")["replicas"] == [STATS]
     receipt = Admin().post("/hotspan/cache/invalidate", {"tokens": [1, 2, 3], "cache_salt": "s"})
     assert receipt["removed"] == {"ram": 2} and receipt["scope"]["tokens"] == 3
     assert core.asked[1]["tokens"] == [1, 2, 3] and core.asked[1]["cache_salt"] == "s"

@@ -10,7 +10,7 @@ import pytest
 
 from hotspan.core.errors import ConfigError
 from hotspan.http.connections import HttpLimits
-from hotspan.server import run
+from hotspan.server import forgetting, run
 from hotspan.server.adapters import opening
 from hotspan.server.adapters.snapshots import SnapshotStore
 from hotspan.server.adapters.source import Sources
@@ -43,7 +43,7 @@ def served(directory: Path, **given: Any) -> tuple[Front, Administered]:
     """The front of a server with this YAML, and its engine."""
     done = configured(own={"sessions-path": str(directory / "sessions"), **given})
     engine = Administered()
-    forget = run._forget(cast(Any, engine))
+    forget = forgetting.forget_sessions(cast(Any, engine))
     return Front(FakeEngine().app(), done.server, HttpLimits(), is_alive=lambda: True, forget=forget), engine
 
 

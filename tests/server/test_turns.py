@@ -222,7 +222,7 @@ async def test_tokenising_of_one_tenant_does_not_stop_anothers() -> None:
 def test_each_route_that_handles_text_has_a_budget() -> None:
     """A client's POST route takes a place (work), a turn (texts), or has turns of its own (announcements,
     invalidations, warm-ups); one that is new and has none of these is found here."""
-    turns = {*STATELESS, PREFETCH, "/hotspan/cache/invalidate"}
+    turns = {*STATELESS, PREFETCH, "/hotspan/cache/invalidate", "/hotspan/cache/explain"}
     jobs = {"/hotspan/cache/warm", "/hotspan/cache/warm/{warm_up_id}"}
     rest = {path for path in CLIENT if path not in _COUNTED | turns | jobs}
     assert rest == WITHOUT

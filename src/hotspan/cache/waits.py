@@ -22,6 +22,9 @@ from hotspan.tiers.base import Transfer
 from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.pace import Pace
 
+_HANGS_S = 1.0
+"""A tier that takes longer to say what it has, and moves nothing meanwhile, is late although nobody waits for it."""
+
 _QUEUE_PATIENCE = 20
 """Without a cost model: how many times longer a request waits in the queue while others' chunks land."""
 
@@ -143,9 +146,11 @@ class Waits:
             reader.is_asking = True
             return False
         reader.is_asking = False
-        if awaited is not None and (reader.risk_s or reader.asks_s):
-            for tier in self._lower.asked(awaited):
+        for tier in self._lower.asked(awaited) if awaited is not None else []:
+            if reader.risk_s or reader.asks_s:
                 tier.late(began_s)
+            elif tier.storage.answer_s > _HANGS_S:
+                tier.late(now_s - tier.storage.answer_s)
         if awaited is not None and groups:
             unknown = sum(self._is_unknown(chunk.key) for chunk in groups[0][first:])
             self._cost.note_unanswered(text, unknown * text.chunk_tokens)

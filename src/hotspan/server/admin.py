@@ -196,7 +196,8 @@ class CacheAdmin:
         principal = current_principal()
         tenant = asked.tenant if principal.is_admin else owner_of(principal, asked.tenant)
         command = {"do": "explain", "request": asked.request, "tenant": tenant, "is_client": not principal.is_admin}
-        answers = await self.ask(command, DURABLE_S)
+        async with self._texts.turn(principal):
+            answers = await self.ask(command, DURABLE_S)
         if refused := [answer["refused"] for answer in answers if "refused" in answer]:
             raise HttpError(409, refused[0])
         return {"replicas": answers}
@@ -360,25 +361,6 @@ def admin_router(admin: CacheAdmin) -> APIRouter:
     router.post("/hotspan/keys/shred")(admin.shred)
     router.post("/hotspan/keys/rotate")(admin.rotate)
     return router
-
-
-def forget_sessions(engine: Administered) -> Callable[[str, str], Awaitable[None]]:
-    """A function that invalidates the chunks of a session."""
-
-    async def forget(session: str, tenant: str) -> None:
-        what: dict[str, Any] = {"session": session, "tags": [], "adapter": None, "model": False}
-        try:
-            receipts = await engine.administer({"do": "invalidate", "tenant": tenant} | what, DURABLE_S)
-        except TimeoutError as error:
-            message = f"the session is open: the engine did not forget it within {DURABLE_S:g} s: close it again"
-            raise HttpError(503, message) from error
-        except EngineError as error:
-            raise HttpError(503, f"the session is open: {error}: close it again") from error
-        if not all(receipt.get("is_durable") for receipt in receipts):
-            message = "the session is open: what was cached of it might be found after a restart: close it again"
-            raise HttpError(503, message)
-
-    return forget
 
 
 def merged(answers: Sequence[Json]) -> Json:

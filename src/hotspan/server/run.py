@@ -37,9 +37,10 @@ from hotspan.server.adapters.opening import copies_directory, copies_swept, open
 from hotspan.server.adapters.registry import AdapterRegistry
 from hotspan.server.adapters.routes import adapter_router
 from hotspan.server.adapters.snapshots import pinned_adapters
-from hotspan.server.admin import CacheAdmin, admin_router, forget_sessions
+from hotspan.server.admin import CacheAdmin, admin_router
 from hotspan.server.entrance import Entrance, open_entrance
 from hotspan.server.faults import name_faults
+from hotspan.server.forgetting import forget_sessions
 from hotspan.server.front import Front
 from hotspan.server.hardening import (
     REDIRECTS,

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hotspan.core.directives import parse_directives
 from hotspan.core.errors import ConfigError, EngineError
 from hotspan.http.errors import HttpError
+from hotspan.server.forgetting import forget_sessions
 from hotspan.server.lmi import sessions as module
 from hotspan.server.lmi.sessions import Sessions
 from hotspan.server.principal import Principal, asking
-from hotspan.server.run import _forget
 from hotspan.testing.clock import SimulatedClock
 
 from .fake_engine import FakeEngine
@@ -256,7 +256,7 @@ async def test_a_session_that_is_not_forgotten_can_be_closed_again(tmp_path: Pat
         sessions_path=tmp_path / "s",
         strict_sessions=True,
         forget_closed_sessions=True,
-        plugs={"forget": _forget(cores)},  # type: ignore[arg-type]
+        plugs={"forget": forget_sessions(cores)},  # type: ignore[arg-type]
     )
     made, close = await create(app), {"requestType": "CLOSE"}
     refused = await invoke(app, close, **{HEADER: made})

@@ -1,0 +1,28 @@
+"""A session that is closed is forgotten: what was cached of it, before its end is acknowledged."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from hotspan.core.errors import EngineError
+from hotspan.http.errors import HttpError
+from hotspan.server.admin import DURABLE_S
+from hotspan.server.administered import Administered
+
+
+def forget_sessions(engine: Administered) -> Callable[[str, str], Awaitable[None]]:
+    """A function that invalidates the chunks of a session."""
+
+    async def forget(session: str, tenant: str) -> None:
+        what: dict[str, Any] = {"session": session, "tags": [], "adapter": None, "model": False}
+        try:
+            receipts = await engine.administer({"do": "invalidate", "tenant": tenant} | what, DURABLE_S)
+        except TimeoutError as error:
+            message = f"the session is open: the engine did not forget it within {DURABLE_S:g} s: close it again"
+            raise HttpError(503, message) from error
+        except EngineError as error:
+            raise HttpError(503, f"the session is open: {error}: close it again") from error
+        if not all(receipt.get("is_durable") for receipt in receipts):
+            message = "the session is open: what was cached of it might be found after a restart: close it again"
+            raise HttpError(503, message)
+
+    return forget
