@@ -201,7 +201,7 @@ FAULTS = (
     Fault(
         "a chunk is a hit before it is stored",
         ((TieredCache, "begin_store", _hit_before_it_is_stored),),
-        {"pace": 0.0, "is_async": True, "has_disk": True, "kind": "full", "slots": 20},
+        {"pace": 0.0, "is_async": True, "has_disk": True, "kind": "full", "slots": 8},
     ),
     Fault("gaps keep what was there", ((Gaps, "blank", _nothing),), {"kind": "windows", "slots": 12}),
     Fault(
