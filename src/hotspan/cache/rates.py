@@ -256,35 +256,6 @@ class Arrivals:
         return 1 / self._gap_s if self._gap_s > _SHORTEST_S else 0.0
 
 
-_LOOK_S = 1.0
-
-
-class Looks:
-    """When to look again at what was too slow: at once, then after 2, 4, 8, .. more times that it was left out, or as
-    many seconds.
-
-    longest: gap, in times.
-    """
-
-    def __init__(self, longest: int) -> None:
-        self._longest = longest
-        self._gap, self._left_out, self._looked_s = 1, 0, 0.0
-
-    def leave_out(self, now_s: float, *, can_look: bool = True) -> int:
-        """It is to be left out once more, at that time (monotonic). Returns: the gap before this look; 0 for none."""
-        self._left_out += 1
-        rests = self._left_out < self._gap and now_s - self._looked_s < self._gap * _LOOK_S
-        if rests or not can_look:
-            return 0
-        self._left_out, self._looked_s = 0, now_s
-        gap, self._gap = self._gap, min(2 * self._gap, self._longest)
-        return gap
-
-    def begin(self) -> None:
-        """It is fast enough."""
-        self._left_out, self._gap = 0, 1
-
-
 _LOAD_PRIOR = (1.0, 1 / (64 * MIB))
 """Before anything is known: a transfer's latency is as long as moving 64 MiB, so that a small one teaches latency."""
 
@@ -292,6 +263,7 @@ _LOAD_DOUBTS = 2
 _LONGEST_GAP = 8
 _MAX_CAUTION = 64.0
 _BOLDER = 0.9
+_PROBE_S = 1.0
 
 
 class TierSpeed:
@@ -312,7 +284,9 @@ class TierSpeed:
         self._caution = 1.0
         self._requests = Arrivals()
         self._request_s = 0.0
-        self._looks = Looks(_LONGEST_GAP)
+        self._refused = 0
+        self._gap = 1
+        self._probed_s = 0.0
 
     @property
     def factor(self) -> float:
@@ -370,7 +344,7 @@ class TierSpeed:
 
     def take(self, size: int, now_s: float) -> None:
         """A request loads so many bytes from here: the tier is found fast enough."""
-        self._looks.begin()
+        self._refused, self._gap = 0, 1
         self._requests.note(now_s)
         self._request_s += (self.fit.rates[1] * size - self._request_s) / _MEMORY
 
@@ -380,8 +354,14 @@ class TierSpeed:
         One at the first refusal, then 2, 4, 8, 8, .. after as many more, or as many seconds: together they show the
         bandwidth, too. None while the last are in flight.
         """
+        self._refused += 1
         self._caution = max(1.0, _BOLDER * self._caution)
-        return self._looks.leave_out(now_s, can_look=not self._depths)
+        rests = self._refused < self._gap and now_s - self._probed_s < self._gap * _PROBE_S
+        if rests or self._depths:
+            return 0
+        self._refused, self._probed_s = 0, now_s
+        probe, self._gap = self._gap, min(2 * self._gap, _LONGEST_GAP)
+        return probe
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
