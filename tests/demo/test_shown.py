@@ -10,7 +10,7 @@ from hotspan.bench.records import BenchResult, RequestRecord, RoundName, RoundRe
 from hotspan.bench.summary import summarize
 from hotspan.bench.workloads.base import Prompt
 from hotspan.demo.disturbed import disturbances
-from hotspan.demo.shown import QUESTION, Shown, _source, least_recent, lines, page_section
+from hotspan.demo.shown import QUESTION, Shown, _source, about, lines, page_section
 
 TITLES = {"none": "no hotspan", "ram": "RAM", "disk": "disk", "restart": "restarted"}
 
@@ -19,11 +19,9 @@ def shown(mode: str, source: str, ttft_s: float, answer: str = "It explains\nass
     return Shown(mode, TITLES[mode], source, ttft_s, 2048, 0 if source == "computed" else 1920, answer)
 
 
-def test_the_question_is_about_what_was_asked_least_recently() -> None:
-    """The document whose last query is the earliest: a small pool has dropped it."""
-    order = ["a", "b", "c", "a", "c", "b"]
-    queries = [Prompt(f"q{at}", f"{name}\n\nQuestion 1: Why?", 4) for at, name in enumerate(order)]
-    assert least_recent(queries).content == f"a\n\nQuestion 0: {QUESTION}"
+def test_the_question_is_about_a_document() -> None:
+    """The text before a question of the workload, with the question that is shown in its place."""
+    assert about(Prompt("q", "a text\n\nQuestion 1: Why?", 4), 9).content == f"a text\n\nQuestion 0: {QUESTION}"
 
 
 def test_the_source_is_what_the_servers_counters_say() -> None:

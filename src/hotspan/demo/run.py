@@ -31,7 +31,7 @@ from hotspan.demo.model import DemoModel, make_demo_model
 from hotspan.demo.plan import BOUND, MODE_NAMES, DemoRequest, DemoSizes, EngineSettings, Mode, choose_modes, plan_modes
 from hotspan.demo.results import DemoResult, compact_text
 from hotspan.demo.server import ServerProcess, serve_command
-from hotspan.demo.shown import Shown, ask, lines, page_section
+from hotspan.demo.shown import ANSWER_TOKENS, Shown, ask, lines, page_section
 from hotspan.demo.trained import CACHE, NAME, trained_model
 from hotspan.plan.host import NativeType, native_type
 from hotspan.plan.shape import ModelShape
@@ -197,16 +197,18 @@ class _Demo:
         title = f"{mode.title} ({repetition}/{request.repetitions})" if repeated else mode.title
         log = f"server-{mode.name}{f'-{repetition}' if repeated else ''}.log"
         with _serving(request, self.model, mode, title, log, console, self.aftermath) as (server, arguments):
+            is_asked = request.is_trained and mode.name != BOUND
+            # A restarted server has the document on disk only before the rounds; the others get it here.
+            is_shown = mode.name == "restart"
+            shown = self._ask(mode, title, server, ANSWER_TOKENS if is_shown else 1) if is_asked else None
             with TerminalProgress(console, title) as progress:
                 result = run_rounds(_workload(request, mode, server), progress, request.command)
             for line in failures(result.rounds):
                 console.print(line, style="red", markup=False)
             # A server that died under load shows as failed requests; say why.
             server.check_alive()
-            if request.is_trained and mode.name != BOUND and not result.failed:
-                with waiting(console, f"{title}: one question, its answer in words"):
-                    config = _workload(request, mode, server)
-                    self.shown[mode.name] = ask(config, mode.name, mode.title, is_computed=mode.name == MODE_NAMES[0])
+            if shown is not None and not result.failed:
+                self.shown[mode.name] = shown if is_shown else self._ask(mode, title, server, ANSWER_TOKENS)
             with waiting(console, f"{title}: stopping the server"):
                 server.stop()
         if result.query.summary.failed == result.query.summary.requests:
@@ -217,6 +219,11 @@ class _Demo:
             if before
             else NamedRun(mode.name, mode.title, (result,), server.command, mode.note)
         )
+
+    def _ask(self, mode: Mode, title: str, server: ServerProcess, tokens: int) -> Shown:
+        config, options = _workload(self.request, mode, server), _options(self.request)
+        with waiting(self.console, f"{title}: one question, its answer in words"):
+            return ask(config, options, mode.name, mode.title, is_computed=mode.name == "none", tokens=tokens)
 
     def result(self) -> DemoResult:
         """What is measured so far."""
@@ -246,9 +253,9 @@ def _waiting(title: str, waited_s: float, line: str, console: Console) -> str:
     return f"{said} [dim]{shown}[/dim]"
 
 
-def _workload(request: DemoRequest, mode: Mode, server: ServerProcess) -> BenchConfig:
+def _options(request: DemoRequest) -> LongDocQaOptions:
     sizes = request.sizes
-    options = LongDocQaOptions(
+    return LongDocQaOptions(
         document_length=sizes.document_tokens,
         query_per_document=sizes.queries_per_document,
         num_inflight_requests=sizes.in_flight,
@@ -256,12 +263,15 @@ def _workload(request: DemoRequest, mode: Mode, server: ServerProcess) -> BenchC
         text="manual" if request.is_trained else "prose",
         num_documents=sizes.documents,
     )
+
+
+def _workload(request: DemoRequest, mode: Mode, server: ServerProcess) -> BenchConfig:
     # Without ignore_eos, answers would differ in length; those of random weights would end at random.
     return BenchConfig(
-        options=options,
+        options=_options(request),
         engine_url=server.url,
         engine_pid=server.pid,
-        seed=sizes.seed,
+        seed=request.sizes.seed,
         ignore_eos=True,
         rounds=mode.rounds,
     )

@@ -3,7 +3,8 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from html import escape
 from typing import Any, Final
 
@@ -14,7 +15,8 @@ from hotspan.bench.counters import CacheCounters
 from hotspan.bench.page import section
 from hotspan.bench.records import RoundName
 from hotspan.bench.runner import new_salt, resolve
-from hotspan.bench.workloads.base import ClosedLoop, Prompt
+from hotspan.bench.workloads.base import Prompt
+from hotspan.bench.workloads.long_doc_qa import LongDocQaOptions
 from hotspan.core.errors import EngineError
 
 QUESTION: Final = "In two sentences: what does this text explain?"
@@ -40,22 +42,27 @@ class Shown:
     answer: str
 
 
-def ask(config: BenchConfig, mode: str, title: str, *, is_computed: bool) -> Shown:
-    """Ask the server about the document that it was asked about least recently.
+def ask(
+    config: BenchConfig, options: LongDocQaOptions, mode: str, title: str, *, is_computed: bool, tokens: int
+) -> Shown:
+    """Ask the server about a document that no measured question is about: what it has of that is pushed out by these.
 
+    options:     the measured questions'. tokens: of the answer.
     is_computed: with a `cache_salt` of its own, so that no cache has anything of the document.
     Raises: EngineError if it does not answer.
     """
-    return asyncio.run(_ask(config, mode, title, is_computed=is_computed))
+    return asyncio.run(_ask(config, replace(options, num_documents=1), mode, title, is_computed, tokens))
 
 
-async def _ask(config: BenchConfig, mode: str, title: str, *, is_computed: bool) -> Shown:
+async def _ask(
+    config: BenchConfig, options: LongDocQaOptions, mode: str, title: str, is_computed: bool, tokens: int
+) -> Shown:
     async with OpenAIClient(config.base_url, config.api_key, config.request_timeout, time.monotonic) as client:
         config = await resolve(config, client)
-        rounds = await config.options.rounds(
-            config.scale, config.seed, lambda text: client.count_tokens(config.model, text)
-        )
-        prompt = least_recent([prompt for each in rounds if isinstance(each, ClosedLoop) for prompt in _queries(each)])
+        count_tokens = partial(client.count_tokens, config.model)
+        rounds = await options.rounds(config.scale, config.seed + 1, count_tokens)
+        query = next(each.prompts[0] for each in rounds if each.name is RoundName.CHECK)
+        prompt = about(query, tokens)
         salt = new_salt() if is_computed else config.salt
         before = CacheCounters.parse(await client.metrics() or "")
         record = await client.chat(prompt, 0, config.model, ignore_eos=False, salt=salt)
@@ -69,15 +76,9 @@ async def _ask(config: BenchConfig, mode: str, title: str, *, is_computed: bool)
     )
 
 
-def least_recent(queries: Sequence[Prompt]) -> Prompt:
-    """The question that is shown, about the document whose last query is the earliest one."""
-    last = {query.content.rpartition(_SEPARATOR)[0]: at for at, query in enumerate(queries)}
-    document = min(last, key=last.__getitem__)
-    return Prompt("shown", f"{document}{_SEPARATOR}0: {QUESTION}", ANSWER_TOKENS)
-
-
-def _queries(round: ClosedLoop) -> Sequence[Prompt]:
-    return round.prompts if round.name is RoundName.CHECK else ()
+def about(query: Prompt, tokens: int) -> Prompt:
+    """The question that is shown, about the document of another one."""
+    return Prompt("shown", f"{query.content.rpartition(_SEPARATOR)[0]}{_SEPARATOR}0: {QUESTION}", tokens)
 
 
 def _source(before: CacheCounters | None, after: CacheCounters | None, cached: int) -> str:
