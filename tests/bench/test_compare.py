@@ -81,6 +81,16 @@ def test_a_ratio_without_both_figures_is_none() -> None:
     assert ratio(run("a", whole, whole), run("b", whole), cpu_s(RoundName.QUERY)) == Spread(1.0, 1.0, 1.0)
 
 
+def test_a_figure_of_zero_has_no_ratio() -> None:
+    """CPU time comes in ticks: a round of less than one counts in no ratio, on either side."""
+    some = fabricated_result(2.0, {})
+    query = some.query
+    none = replace(some, rounds=(*some.rounds[:-1], replace(query, summary=replace(query.summary, cpu_s=0.0))))
+    assert ratio(run("a", none), run("b", some), cpu_s(RoundName.QUERY)) is None
+    assert ratio(run("a", some), run("b", none), cpu_s(RoundName.QUERY)) is None
+    assert ratio(run("a", none, some), run("b", some, some), cpu_s(RoundName.QUERY)) == Spread(1.0, 1.0, 1.0)
+
+
 def test_a_run_has_a_result() -> None:
     """A run without any result can't be made."""
     with pytest.raises(ValueError, match="'a' has no result"):

@@ -54,6 +54,20 @@ def test_the_page_has_a_timeline_by_tier(tmp_path: Path) -> None:
     assert "Timeline by tier" not in bare and "Throughput over time" in bare
 
 
+@pytest.mark.parametrize("figure", ["cpu_s", "elapsed_s", "ttft_s"])
+@pytest.mark.parametrize("of", [0, 1, 2])
+def test_a_page_is_written_of_figures_that_are_zero(tmp_path: Path, figure: str, of: int) -> None:
+    """A figure that is zero, or that a repetition lacks, in any mode leaves out what rests on it, and no page fails."""
+    runs = three_runs()
+    result = runs[of].results[0]
+    zero = {"ttft_s": None}.get(figure, 0.0)
+    rounds = tuple(replace(each, summary=replace(each.summary, **{figure: zero})) for each in result.rounds)
+    runs = [NamedRun(run.name, run.title, run.results * 2) for run in runs]
+    runs[of] = NamedRun(runs[of].name, runs[of].title, (replace(result, rounds=rounds), result))
+    context = ReportContext(headline="ram", bound="bound", answer_reference="bound")
+    assert "RAM" in page_of(tmp_path / "r.html", runs, context)
+
+
 def test_the_page_has_the_figures(tmp_path: Path) -> None:
     """Speed-ups, hit rates, CPU-seconds, identical answers, machine and commands are in the page as measured."""
     runs = three_runs()

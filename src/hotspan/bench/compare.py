@@ -88,9 +88,12 @@ def over_repetitions(run: NamedRun, figure: Figure) -> Spread | None:
 
 
 def ratio(run: NamedRun, reference: NamedRun, figure: Figure) -> Spread | None:
-    """How many times the reference's figure a run's figure is, within each repetition that both have."""
+    """How many times the reference's figure a run's figure is, within each repetition that both have.
+
+    A figure of 0 is less than its counter can tell (CPU time comes in ticks), and has no ratio.
+    """
     pairs = [(figure(ours), figure(theirs)) for ours, theirs in zip(run.results, reference.results, strict=False)]
-    return spread(ours / theirs if ours is not None and theirs else None for ours, theirs in pairs)
+    return spread(ours / theirs if ours and theirs else None for ours, theirs in pairs)
 
 
 @dataclass(frozen=True, slots=True)
