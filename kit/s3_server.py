@@ -23,9 +23,10 @@ _OBJECT_BYTES = 256 << 20
 class S3Server:
     """A server with nothing but empty buckets in it, until `close`."""
 
-    def __init__(self, *buckets: str) -> None:
+    def __init__(self, *buckets: str, port: int = 0) -> None:
+        """port: where it listens; 0 for any free one."""
         self._buckets = buckets
-        self.address = ("127.0.0.1", 0)
+        self.address = ("127.0.0.1", port)
         environment = os.environ | {"MOTO_S3_DEFAULT_KEY_BUFFER_SIZE": str(_OBJECT_BYTES)}
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         self._parent = subprocess.Popen([sys.executable, __file__], text=True, env=environment, **pipes)
@@ -37,6 +38,11 @@ class S3Server:
         self.address = ("127.0.0.1", port)
         for bucket in self._buckets:
             _ask("PUT", f"{self.url}/{bucket}")
+
+    @property
+    def pid(self) -> int:
+        """The process that serves now."""
+        return self._pid
 
     @property
     def url(self) -> str:

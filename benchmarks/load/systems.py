@@ -6,7 +6,7 @@ from typing import Final
 
 from benchmarks.peers.systems import HOTSPAN, SYSTEMS, System
 
-TIERS: Final = ("disk", "redis", "daemon")
+TIERS: Final = ("disk", "file", "redis", "daemon", "s3")
 ALWAYS: Final = ("benchmarks.load.always", "serve")
 NAMES: Final = ("hotspan", "hotspan-always", "hotspan-never", "vllm-fs", "lmcache-disk", "none")
 """What is compared by default."""

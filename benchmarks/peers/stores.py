@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
+import obstore
 import redis
+from obstore.store import S3Store
 
 from hotspan.core.aftermath import Aftermath
 from kit.child import Child
+from kit.s3_server import CLIENT, S3Server
 
 PAGE: Final = 4096
 LARGE: Final = 1 << 20
@@ -92,3 +95,37 @@ def redis_server(port: int, log: Path, aftermath: Aftermath) -> Iterator[Redis]:
     with Child(command, port, log, aftermath, {}) as server:
         server.wait("")
         yield Redis(port, [server.pid])
+
+
+BUCKET: Final = "hotspan"
+
+
+class Bucket:
+    """The objects of a bucket. pids: the server's."""
+
+    def __init__(self, url: str, pids: Sequence[int]) -> None:
+        self.pids = pids
+        self._bucket = S3Store(BUCKET, config={"endpoint": url, **CLIENT}, client_options={"allow_http": True})
+
+    def _objects(self) -> Iterator[Any]:
+        for page in obstore.list(self._bucket):
+            yield from page
+
+    def flip(self) -> int:
+        pages = 0
+        for each in list(self._objects()):
+            if each["size"] >= LARGE:
+                data = bytearray(obstore.get(self._bucket, each["path"]).bytes())
+                pages += flip_pages(np.frombuffer(data, np.uint8))
+                obstore.put(self._bucket, each["path"], bytes(data))
+        return pages
+
+    def clear(self) -> None:
+        obstore.delete(self._bucket, [each["path"] for each in self._objects()])
+
+
+@contextmanager
+def s3_server(port: int) -> Iterator[Bucket]:
+    """An S3 server with one bucket, in memory, for as long as the block runs, or this process."""
+    with S3Server(BUCKET, port=port) as server:
+        yield Bucket(server.url, [server.pid])

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
-from benchmarks.peers.stores import Files, Opened, redis_server
+from benchmarks.peers.stores import BUCKET, Files, Opened, redis_server, s3_server
 from hotspan.core.addresses import free_port
 from hotspan.core.aftermath import Aftermath
 from hotspan.demo.plan import DemoSizes, EngineSettings
 from kit.child import Child
+from kit.s3_server import CLIENT
 
 # The pool's blocks are given: the engine needn't have most of the memory. Hashes of texts are equal in all systems.
 _ALONE: Final = {"VLLM_CPU_KVCACHE_SPACE": "2", "PYTHONHASHSEED": "0"}
@@ -57,7 +58,7 @@ class Place:
     def below(cls, work: Path, name: str, model: Path, sizes: Sizes, python: str = sys.executable) -> Self:
         """A directory of that name in `work`, and free ports."""
         (work / name / "store").mkdir(parents=True)
-        ports = {port: free_port() for port in ("beside", "beside page", "redis")}
+        ports = {port: free_port() for port in ("beside", "beside page", "redis", "s3")}
         return cls(model, work / name, sizes, ports, python)
 
     @property
@@ -75,6 +76,10 @@ def in_files(place: Place, aftermath: Aftermath) -> Opened:
 
 def in_redis(place: Place, aftermath: Aftermath) -> Opened:
     return redis_server(place.ports["redis"], place.work / "redis.log", aftermath)
+
+
+def in_s3(place: Place, aftermath: Aftermath) -> Opened:
+    return s3_server(place.ports["s3"])
 
 
 def in_memory(place: Place, aftermath: Aftermath) -> Opened:
@@ -229,6 +234,22 @@ SYSTEMS: Final[Mapping[str, System]] = {
         program=HOTSPAN,
         store=in_redis,
         arguments=lambda p: (*_gib(p.sizes.in_flight), "--l2", p.redis),
+    ),
+    "hotspan-file": System(
+        title="hotspan, shared directory",
+        program=HOTSPAN,
+        store=in_files,
+        arguments=lambda p: (*_gib(p.sizes.in_flight), "--l2", p.store.as_uri()),
+    ),
+    "hotspan-s3": System(
+        title="hotspan, S3",
+        program=HOTSPAN,
+        store=in_s3,
+        arguments=lambda p: (*_gib(p.sizes.in_flight), "--l2", f"s3://{BUCKET}"),
+        environment=lambda p: {
+            **{"AWS_ENDPOINT_URL": f"http://127.0.0.1:{p.ports['s3']}", "AWS_REGION": CLIENT["region"]},
+            **{"AWS_ACCESS_KEY_ID": CLIENT["access_key_id"], "AWS_SECRET_ACCESS_KEY": CLIENT["secret_access_key"]},
+        },
     ),
     "hotspan-daemon": System(
         title="hotspan, node daemon",
