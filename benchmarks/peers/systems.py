@@ -247,8 +247,8 @@ SYSTEMS: Final[Mapping[str, System]] = {
         store=in_s3,
         arguments=lambda p: (*_gib(p.sizes.in_flight), "--l2", f"s3://{BUCKET}"),
         environment=lambda p: {
-            **{"AWS_ENDPOINT_URL": f"http://127.0.0.1:{p.ports['s3']}", "AWS_REGION": CLIENT["region"]},
-            **{"AWS_ACCESS_KEY_ID": CLIENT["access_key_id"], "AWS_SECRET_ACCESS_KEY": CLIENT["secret_access_key"]},
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{p.ports['s3']}",
+            **{f"AWS_{name.upper()}": CLIENT[name] for name in ("region", "access_key_id", "secret_access_key")},
         },
     ),
     "hotspan-daemon": System(

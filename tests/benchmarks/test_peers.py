@@ -59,7 +59,9 @@ def test_one_bit_of_every_page_of_values_is_flipped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_a_system_keeps_its_kv_in_its_store(name: str, tmp_path: Path) -> None:
     """What is damaged is what the system reads: it names the directory or the Redis server of its store, no other."""
-    place = Place(tmp_path / "model", tmp_path, SIZES, {"beside": 1234, "beside page": 1235, "redis": 16379, "s3": 16380})
+    place = Place(
+        tmp_path / "model", tmp_path, SIZES, {"beside": 1234, "beside page": 1235, "redis": 16379, "s3": 16380}
+    )
     system = SYSTEMS[name]
     beside = system.beside(place)[0] if system.beside else ()
     words = " ".join((*system.arguments(place), *system.environment(place).values(), *beside))

@@ -8,6 +8,7 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import normalizers
 
 from hotspan.core.errors import ConfigError
 from hotspan.core.namespace import engine_salt
@@ -320,6 +321,23 @@ def test_a_models_directory_is_read(tmp_path: Path) -> None:
     assert Prompts.load(tmp_path).ask(CHAT, {}, {"messages": [SYSTEM]}).keys
     with pytest.raises(ConfigError, match=r"tokenizer\.json"):
         Prompts.load(tmp_path / "none")
+
+
+@pytest.mark.parametrize("needs_tokens", [False, True])
+def test_a_model_that_can_not_be_followed_stops_no_router(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, needs_tokens: bool
+) -> None:
+    """A template that does not compile and a tokenizer that changes text are named, and prompts still have keys."""
+    tokenizer = made("byte-level")[0]
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text("{% foreign_tag %}")
+    asking = Prompts.load(tmp_path, needs_tokens=needs_tokens)
+    said = [record.message.split()[0] for record in caplog.records]
+    assert said == ["template_not_followed", "tokens_not_followed"]
+    first, longer = (asking.ask(CHAT, {}, {"messages": messages}) for messages in ([SYSTEM], [SYSTEM, USER]))
+    assert first.keys and list(longer.keys)[: len(first.keys) - 1] == list(first.keys)[:-1]
+    assert asking.join([1, 2, 3]) is not None and not asking.failed
 
 
 def test_a_long_prompt_costs_little() -> None:

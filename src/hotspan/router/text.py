@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 from xxhash import xxh3_64_intdigest
 
-from hotspan.core.errors import ConfigError
+from hotspan.core.errors import ConfigError, UnlikeError
 from hotspan.core.namespace import ENGINE_SALT, engine_salt
 from hotspan.core.terms import DEFAULT_TENANT
 from hotspan.http.head import ADAPTER_HEADER
@@ -147,18 +147,24 @@ class Prompts:
 
     @classmethod
     def load(cls, directory: Path, *, needs_tokens: bool = True, **options: Any) -> "Prompts":
-        """Of a model's directory, with its template and its tokens. Raises: ConfigError.
+        """Of a model's directory, with its template and its tokens. Raises: ConfigError for one that can't be read.
 
-        needs_tokens: if not, a directory whose tokens can't be read will do: prompts of token ids are not compared.
+        A template or a tokenizer that can't be followed is done without: prompts are compared with those before them,
+        and what events say of a replica is found not to match (`matching.py`).
+        needs_tokens: if not, a directory without readable tokens will do: prompts of token ids are not compared.
         """
+        template: ChatTemplate | Harmony | None = None
         table = None
-        template = Harmony() if is_harmony(directory) else ChatTemplate.load(directory)
+        try:
+            template = Harmony() if is_harmony(directory) else ChatTemplate.load(directory)
+        except UnlikeError as error:
+            logger.warning("template_not_followed error=%s: chats are compared with those that were sent before", error)
         try:
             table = TokenTable.load(directory)
         except ConfigError as error:
-            if needs_tokens:
+            if needs_tokens and not isinstance(error, UnlikeError):
                 raise
-            logger.warning("tokens_unreadable error=%s: prompts of token ids are not compared", error)
+            logger.warning("tokens_not_followed error=%s: KV events and prompts of token ids are not compared", error)
         return cls(template=template, table=table, **options)
 
     def read(
