@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from kit.preloaded import SERVERS
 from tests.bytecode import pytest_sessionstart  # noqa: F401
@@ -24,9 +24,11 @@ from tests.leftovers import (  # noqa: F401
     pytest_unconfigure,
 )
 
-# The same examples in every run; others with --hypothesis-profile=random. No example has a time limit.
-settings.register_profile("gate", deadline=None, derandomize=True)
-settings.register_profile("random", deadline=None, print_blob=True)
+# The same examples in every run; others with --hypothesis-profile=random. Neither an example nor its drawing has a time
+# limit: on a busy machine both take as long as they take.
+_UNTIMED = (HealthCheck.too_slow,)
+settings.register_profile("gate", deadline=None, derandomize=True, suppress_health_check=_UNTIMED)
+settings.register_profile("random", deadline=None, print_blob=True, suppress_health_check=_UNTIMED)
 settings.load_profile("gate")
 
 

@@ -93,7 +93,7 @@ def test_what_was_written_is_read(store: Path) -> None:
 
 
 @given(tenant=st.text(max_size=300))
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_tenant_name_has_a_file(store: Path, tenant: str) -> None:
     """Names with slashes, dots, NULs or none at all are tenants like others."""
     with KeyStore(store) as opened:
