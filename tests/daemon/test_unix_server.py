@@ -270,7 +270,7 @@ def test_who_is_ignored_keeps_its_reservation_while_it_lives(fresh_daemon: Daemo
     assert client.reserve("a", 10)[0] == Status.OK
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(messages=st.lists(st.tuples(st.integers(0, 15), st.integers(0, 2), st.binary(max_size=300)), max_size=4))
 def test_no_message_harms_the_daemon(daemon: DaemonProcess, messages: list[tuple[int, int, bytes]]) -> None:
     """Whatever is sent, every message has an answer or silence, and the next client is served."""
