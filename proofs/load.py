@@ -7,7 +7,7 @@ same requests on it, in simulated time, with hotspan's own decision code; each i
 import dataclasses
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -21,7 +21,7 @@ from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.lower import LowerTier
 from kit.measure import quantile
 from kit.proof import Findings, Progress, Proof, rng_of
-from proofs.load_world import CHUNK, NEVER, EmptySlab, Engine, LinkTier, Pace, Request, World
+from proofs.load_world import NEVER, EmptySlab, Engine, LinkTier, Pace, Request, World
 
 Policy = Literal["hotspan", "always", "never"]
 MEASURES = ("wall_s", "mean_s", "p99_s")
@@ -52,7 +52,8 @@ class Point:
 
     lanes: chunks that the tier moves at a time. ram_texts: texts that RAM holds. tail: tokens of a prompt behind its
     chunks. answer: tokens that are decoded. clients: of a closed loop, or 0. rate: requests per second that come else.
-    new: share of requests with a text that nobody has asked before. noise: of a transfer.
+    burst: requests that come at once, in the middle of those. new: share of requests with a text that nobody has asked
+    before. noise: of a transfer.
     """
 
     engine: Engine
@@ -67,21 +68,33 @@ class Point:
     clients: int
     requests: int
     rate: float = 0.0
+    burst: int = 0
     new: float = 0.0
     noise: float = 0.1
     tier: Tier = Tier.DISK
     seed: int = 0
 
+    def with_small_chunks(self) -> "Point":
+        """The same texts in chunks of half as many tokens."""
+        engine = dataclasses.replace(self.engine, chunk_tokens=self.engine.chunk_tokens // 2)
+        return dataclasses.replace(
+            self, engine=engine, text_chunks=2 * self.text_chunks, chunk_bytes=self.chunk_bytes // 2
+        )
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the requests fared: seconds until all were answered, and to their first tokens; the share of tokens hit."""
+    """How the requests fared: seconds until all were answered, and to their first tokens; the share of tokens hit.
+
+    recovery_s: from a burst until no more requests were unanswered than before it; 0 without one.
+    """
 
     wall_s: float
     mean_s: float
     p99_s: float
     hit: float
     ttft_s: np.ndarray[Any, np.dtype[np.float64]]
+    recovery_s: float = 0.0
 
 
 def serve(point: Point, policy: Policy) -> Outcome:
@@ -95,6 +108,8 @@ def serve(point: Point, policy: Policy) -> Outcome:
     began_s = _warm(world, point, texts)
     waits = [rng.expovariate(point.rate) if point.rate else 0.0 for _ in range(point.requests)]
     due = list(began_s + np.cumsum(waits))
+    burst_s = due[point.requests // 3]
+    due[point.requests // 3 : point.requests // 3 + point.burst] = [burst_s] * point.burst
     ended: list[Request] = []
     sent = 0
 
@@ -111,7 +126,19 @@ def serve(point: Point, policy: Policy) -> Outcome:
     ttft_s = np.array([request.ttft_s for request in ended])
     hits = sum(request.hit_tokens for request in ended) / sum(request.tokens for request in ended)
     wall_s = world.clock.monotonic() - began_s
-    return Outcome(wall_s, float(ttft_s.mean()), quantile(ttft_s, 0.99), hits, ttft_s)
+    recovery_s = recovered_s(ended, burst_s) if point.burst else 0.0
+    return Outcome(wall_s, float(ttft_s.mean()), quantile(ttft_s, 0.99), hits, ttft_s, recovery_s)
+
+
+def recovered_s(requests: Sequence[Request], burst_s: float) -> float:
+    """Seconds from a burst until no more requests were unanswered than just before it, and one that is asked."""
+    least = sum(request.arrival_s < burst_s <= request.ended_s for request in requests) + 1
+    ends = sorted(request.ended_s for request in requests if request.ended_s >= burst_s)
+    return next(
+        at_s - burst_s
+        for at_s in ends
+        if sum(request.arrival_s <= at_s < request.ended_s for request in requests) <= least
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +148,12 @@ class Ratios:
     behind:    than the better of always and never in that measure.
     dominated: than the better of those that are not behind it in throughput: first tokens that come sooner because
                fewer requests are answered are no gain.
+    recovery:  seconds to recover from a burst, over those of always; 0 without a burst.
     """
 
     behind: dict[str, float]
     dominated: dict[str, float]
+    recovery: float
 
 
 def pooled(point: Point, policy: Policy, draws: int) -> Outcome:
@@ -132,12 +161,14 @@ def pooled(point: Point, policy: Policy, draws: int) -> Outcome:
     each = [serve(dataclasses.replace(point, seed=point.seed + draw), policy) for draw in range(draws)]
     ttft_s = np.concatenate([outcome.ttft_s for outcome in each])
     wall_s, hit = sum(outcome.wall_s for outcome in each), sum(outcome.hit for outcome in each) / draws
-    return Outcome(wall_s, float(ttft_s.mean()), quantile(ttft_s, 0.99), hit, ttft_s)
+    recovery_s = sum(outcome.recovery_s for outcome in each)
+    return Outcome(wall_s, float(ttft_s.mean()), quantile(ttft_s, 0.99), hit, ttft_s, recovery_s)
 
 
 def compared(point: Point, draws: int = 1) -> Ratios:
     """The policy beside the two others."""
-    hotspan, *others = (pooled(point, policy, draws) for policy in get_args(Policy))
+    hotspan, always, never = (pooled(point, policy, draws) for policy in get_args(Policy))
+    others = [always, never]
     even = [other for other in others if other.wall_s <= BEHIND * hotspan.wall_s]
 
     def worse(than: list[Outcome]) -> dict[str, float]:
@@ -145,7 +176,8 @@ def compared(point: Point, draws: int = 1) -> Ratios:
             name: max((getattr(hotspan, name) / getattr(each, name) for each in than), default=0.0) for name in MEASURES
         }
 
-    return Ratios(worse(others), worse(even))
+    recovery = hotspan.recovery_s / always.recovery_s if always.recovery_s else 0.0
+    return Ratios(worse(others), worse(even), recovery)
 
 
 def behind(point: Point) -> dict[str, float]:
@@ -190,10 +222,12 @@ def draw(rng: random.Random, requests: int) -> Point:
         full = serve(dataclasses.replace(point, clients=32, requests=100), "never")
         load = rng.choice([0.1, 0.3, 0.5, 0.8, 1.0, 1.3, 2.0, 3.0])
         point = dataclasses.replace(point, clients=0, rate=load * 100 / full.wall_s)
-    if rng.random() < 0.75:
-        return point
-    pool = rng.choice([2, 4]) * (point.text_chunks * CHUNK + point.tail) + 8  # too few for all answers: it preempts
-    return dataclasses.replace(point, engine=dataclasses.replace(engine, pool_tokens=pool))
+    if rng.random() >= 0.75:
+        pool = rng.choice([2, 4]) * _request(point, "", 0.0, []).tokens + 8  # too few for all answers: it preempts
+        point = dataclasses.replace(point, engine=dataclasses.replace(engine, pool_tokens=pool))
+    if point.rate and rng.random() < 0.5:
+        point = dataclasses.replace(point, burst=rng.choice([10, requests // 4]))
+    return point.with_small_chunks() if rng.random() < 0.5 else point
 
 
 def run(options: Options, progress: Progress) -> Proof:
@@ -201,6 +235,7 @@ def run(options: Options, progress: Progress) -> Proof:
     findings = Findings()
     worst, over = dict.fromkeys(MEASURES, 0.0), dict.fromkeys(MEASURES, 0)
     worst_dominated, dominated = dict.fromkeys(MEASURES, 0.0), dict.fromkeys(MEASURES, 0)
+    recoveries: list[float] = []
     cases = range(options.points) if options.only is None else [options.only]
     for done, case in enumerate(cases):
         found = compared(draw(rng_of("load", options.seed, case), options.requests), options.draws)
@@ -209,6 +244,7 @@ def run(options: Options, progress: Progress) -> Proof:
             over[name] += found.behind[name] > BEHIND
             worst_dominated[name] = max(worst_dominated[name], found.dominated[name])
             dominated[name] += found.dominated[name] > BEHIND
+        recoveries += [found.recovery] if found.recovery else []
         if any(ratio > BEHIND for ratio in found.behind.values()):
             findings.add(case, ", ".join(f"{name} {ratio:.2f}x" for name, ratio in found.behind.items()))
         progress(done + 1, len(cases))
@@ -217,6 +253,8 @@ def run(options: Options, progress: Progress) -> Proof:
     figures |= {f"worst_{name}": round(worst[name], 3) for name in MEASURES}
     figures |= {f"dominated_{name}": dominated[name] for name in MEASURES}
     figures |= {f"worst_dominated_{name}": round(worst_dominated[name], 3) for name in MEASURES}
+    figures |= {"bursts": len(recoveries), "slow_recoveries": sum(ratio > BEHIND for ratio in recoveries)}
+    figures |= {"worst_recovery": round(max(recoveries, default=0.0), 3)}
     claim = "under load the policy is at most 5 % behind the better of always and never loading"
     return Proof("load", claim, figures, not findings.count, tuple(findings.kept))
 
@@ -257,7 +295,7 @@ def _warm(world: World, point: Point, texts: list[list[Any]]) -> float:
 
 
 def _request(point: Point, name: str, at_s: float, text: list[Any]) -> Request:
-    return Request(name, at_s, point.text_chunks * CHUNK + point.tail, text, point.answer)
+    return Request(name, at_s, point.text_chunks * point.engine.chunk_tokens + point.tail, text, point.answer)
 
 
 def _between(rng: random.Random, least: float, most: float) -> float:

@@ -21,7 +21,6 @@ from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.base import Durable, Losses, TierUsage, Transfer
 
 NEVER = float("inf")
-CHUNK = 256
 _POLL_S = 0.001
 """How often an idle engine asks again at least."""
 
@@ -31,6 +30,7 @@ class Engine:
     """What steps cost, in seconds: each step, each token of a prompt, each token it attends to, each decoded token.
 
     step_tokens: the most tokens in one step. slots: requests that may run. pool_tokens: of all that run.
+    chunk_tokens: what is stored and loaded as one.
     copy_bytes_per_s: between RAM and the engine. noise: of a step, the standard deviation of its logarithm.
     """
 
@@ -41,6 +41,7 @@ class Engine:
     step_tokens: int = 2048
     slots: int = 64
     pool_tokens: int = 1 << 20
+    chunk_tokens: int = 256
     copy_bytes_per_s: float = 5e9
     noise: float = 0.05
 
@@ -297,6 +298,7 @@ class World:
     ) -> None:
         self.engine, self.cache, self.tier, self.clock = engine, cache, tier, clock
         self.queue = EngineQueue(cache.cost, engine.step_tokens, clock) if cache.cost is not None else None
+        self._chunk = engine.chunk_tokens
         self._rng = rng
         self._is_sync = is_sync
         self._waiting: deque[Request] = deque()
@@ -401,7 +403,7 @@ class World:
             parts.append((request, request.done, count))
             if self.queue is not None:
                 self.queue.note(request.name, request.done + count)
-            first, stop = -(-request.done // CHUNK), (request.done + count) // CHUNK
+            first, stop = -(-request.done // self._chunk), (request.done + count) // self._chunk
             placed = self.cache.begin_store(request.chunks[first:stop], request.reader)
             request.storing += [placement.chunk for placement in placed]
             request.done += count
@@ -442,7 +444,9 @@ class World:
         cache.step()
         if reader.plan is None and self.queue is not None:
             if not cache.choose(
-                [request.chunks], reader, self.queue.text(request.name, request.tokens, CHUNK, waiting=cache.waiting)
+                [request.chunks],
+                reader,
+                self.queue.text(request.name, request.tokens, self._chunk, waiting=cache.waiting),
             ):
                 return None
         elif cache.is_waiting(reader):
@@ -473,7 +477,7 @@ class World:
 
     def _begin(self, request: Request, found: list[Chunk]) -> float:
         """What it has in RAM is copied, within the step or beside it; returns the step's seconds for it."""
-        request.done = min(len(found) * CHUNK, request.tokens - 1)
+        request.done = min(len(found) * self._chunk, request.tokens - 1)
         request.hit_tokens = request.hit_tokens if request.again else request.done
         if self.queue is not None:
             self.queue.admit(request.name, request.tokens, request.done)

@@ -1,6 +1,7 @@
 """Load or compute under load, at drawn set-ups and at those that once found a policy that was behind."""
 
 import dataclasses
+from typing import get_args
 
 import pytest
 
@@ -8,7 +9,7 @@ from hotspan.cache.cost import CostModel
 from hotspan.core.types import MIB, Tier
 from proofs import load
 from proofs.load import Point, _world, serve
-from proofs.load_world import CHUNK, HUNG, NEVER, Engine, Pace, Request
+from proofs.load_world import HUNG, NEVER, Engine, Pace, Request
 
 # A small model on two cores, 60 texts of 880 tokens on a disk, RAM for 12 of them.
 SMALL = Point(
@@ -67,6 +68,21 @@ def test_arrivals_up_to_overload(share: float) -> None:
     assert found["wall_s"] <= 1.05 and found["mean_s"] <= 1.05
 
 
+@pytest.mark.parametrize("share", [0.5, 0.8])
+def test_a_burst_is_over_as_soon_as_with_always(share: float) -> None:
+    """After 40 requests at once the queue is as short as before in the time that a policy needs which always loads."""
+    full = serve(dataclasses.replace(SMALL, clients=32, requests=100), "never")
+    point = dataclasses.replace(SMALL, clients=0, rate=share * 100 / full.wall_s, burst=40)
+    hotspan, always, never = (serve(each, policy) for each in (point,) for policy in get_args(load.Policy))
+    assert 0 < hotspan.recovery_s <= 1.05 * always.recovery_s < never.recovery_s
+
+
+def test_small_chunks_are_no_worse() -> None:
+    """With the same texts in chunks of 128 tokens as many of their tokens are hits."""
+    large, small = (serve(point, "hotspan") for point in (SMALL, SMALL.with_small_chunks()))
+    assert small.hit >= large.hit - 0.01 and small.wall_s <= 1.05 * large.wall_s
+
+
 def test_a_tier_slower_than_the_engine_takes_no_hits_from_ram() -> None:
     """RAM before a slow L2 keeps its hits: its slots are not full of chunks that wait to be written."""
     hotspan, never = serve(SLOW_L2, "hotspan"), serve(SLOW_L2, "never")
@@ -83,10 +99,10 @@ def test_an_l2_that_answers_late_costs_next_to_nothing() -> None:
 
 def test_preempted_requests_are_answered() -> None:
     """Where the pool has no room for all answers requests begin anew, lose no token, and hit what they computed."""
-    pool = 3 * (SMALL.text_chunks * CHUNK + SMALL.tail) + 8
+    pool = 3 * (3 * SMALL.engine.chunk_tokens + SMALL.tail) + 8
     point = dataclasses.replace(SMALL, engine=dataclasses.replace(SMALL.engine, pool_tokens=pool), requests=60)
     world, texts = _world(point, "hotspan")
-    sent = [Request(f"{n}", 1000.0, 3 * CHUNK + 112, texts[n % 4], 16) for n in range(8)]
+    sent = [Request(f"{n}", 1000.0, 3 * SMALL.engine.chunk_tokens + 112, texts[n % 4], 16) for n in range(8)]
     ended: list[Request] = []
     waiting = list(sent)
 
