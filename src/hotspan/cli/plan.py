@@ -73,11 +73,13 @@ def _report(
 ) -> "Report":
     from hotspan.cli.plan_report import Report, numbers_of_users
     from hotspan.plan.advice import advise
+    from hotspan.plan.asked import check_shape
     from hotspan.plan.measured import Measured
     from hotspan.plan.worth import judge
 
     directory, engine = model_directory(model), engine_options(options, configuration)
     shape = ModelShape.from_config(directory, kv_dtype=engine.kv_dtype, dtype=engine.dtype, tensor_parallel=engine.tp)
+    counted = check_shape(directory)
     if engine.max_model_len:
         shape = replace(shape, max_tokens=engine.max_model_len)
     told = Measured() if options.from_metrics is None else _measured(options.from_metrics)
@@ -104,7 +106,8 @@ def _report(
         model=model,
         where=case.where,
         plan=replace(
-            chosen, reasons=(*chosen.reasons, *case.reasons(pool), *case.missing(host, chosen), *rates.reasons())
+            chosen,
+            reasons=(*chosen.reasons, counted, *case.reasons(pool), *case.missing(host, chosen), *rates.reasons()),
         ),
         rates=rates,
         engines=case.engines,
