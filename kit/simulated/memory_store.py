@@ -1,6 +1,7 @@
 """Blobs in memory that several replicas share, whose calls fail, hang or lie as a test says."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +24,7 @@ class MemoryServer:
     before, after: called around each call with what it does to which kind of blob ("create objects", "append metadata",
                    "read log", "overwrite replicas"): what they raise is the call's error; they may wait.
     evicts:        whether it may drop metadata before its object (l2/objects.py).
+    ahead_s:       of its clock, before that of the replicas' machine.
     """
 
     clock: Clock = field(default_factory=SystemClock)
@@ -32,6 +34,7 @@ class MemoryServer:
     evicts: bool = True
     batch: int = 4
     lock: threading.Lock = field(default_factory=threading.Lock)
+    ahead_s: float = 0.0
 
     def log(self, log_entries: int = LOG_ENTRIES) -> SharedInvalidationLog:
         """One replica's connection to the log."""
@@ -119,6 +122,9 @@ class MemoryServer:
         self.before(_call("overwrite", name))
         self.data[name] = data
         self.after(_call("overwrite", name))
+
+    def written_s(self, name: str) -> float | None:
+        return time.time() + self.ahead_s if name in self.data else None
 
     def list(self, directory: str, limit: int) -> list[str]:
         self.before(_call("list", directory))

@@ -102,6 +102,9 @@ DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
     "hotspan_l2_log_faults": OffloadingCounterMetadata(
         "Times that reading the log of invalidations failed for another reason than its store."
     ),
+    "hotspan_l2_clock_offset_seconds": OffloadingGaugeMetadata(
+        "By which the store's clock is ahead of this host's: times to live in the L2 go by the store's."
+    ),
     "hotspan_keys_failures": OffloadingCounterMetadata(
         "Failed attempts to read or unwrap a tenant's keys; while it has none, its requests are not cached."
     ),
@@ -241,6 +244,7 @@ class CacheMetrics:
         self._set("hotspan_cache_pins", len(self._cache.pins.live()))
         if self._follower is not None:
             self._set("hotspan_l2_log_age_seconds", self._follower.age_s)
+            self._set("hotspan_l2_clock_offset_seconds", self._follower.clock_offset_s)
             for what, count in self._follower.take_faults()._asdict().items():
                 self._add(f"hotspan_l2_log_{what}", count)
         if self._keyring is not None:

@@ -228,3 +228,7 @@ class SharedLog(Protocol):
     def replicas(self) -> dict[str, int]:
         """The replicas that are alive, and how far each has read."""
         ...
+
+    def clock_offset_s(self) -> float:
+        """How far the store's clock, by which all replicas go, is ahead of this one's."""
+        ...

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from hotspan.core.clock import Clock
+from hotspan.core.clock import Clock, SystemClock
 from hotspan.l2 import bounds
 from hotspan.l2.blobs import Blobs, Entry, Part, Stretch
 from hotspan.l2.log import EPOCH_BYTES
@@ -23,6 +23,9 @@ _SHORT_BYTES = 32 * 1024
 
 _PAGE = 512
 """Entries that are read at once."""
+
+_COMPARE_EVERY_S = 60.0
+"""How often the medium's clock is compared with this machine's."""
 
 _EPOCH_EVERY_S = 1.0
 """How often the blob of the epoch is read again. Somebody may delete it alone: who begins then finds no log."""
@@ -43,6 +46,10 @@ class ListedBlobs(Blobs, Protocol):
         """As `create`; it outlasts a loss of power of the medium."""
         ...
 
+    def written_s(self, name: str) -> float | None:
+        """When a blob was written, by the medium's own clock (Unix); None if it is gone."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class _End:
@@ -54,11 +61,17 @@ class _End:
 
 
 class BlobLog:
-    """A LogMedium over blobs."""
+    """A LogMedium over blobs.
 
-    def __init__(self, blobs: ListedBlobs, clock: Clock) -> None:
+    machine: whose clock the medium's is compared with.
+    """
+
+    def __init__(self, blobs: ListedBlobs, clock: Clock, machine: Clock | None = None) -> None:
         self._blobs = blobs
         self._clock = clock
+        self._machine = machine or SystemClock()
+        self._offset_s = 0.0  # of the medium's clock to this machine's
+        self._compared_s: float | None = None
         self._end: _End | None = None
         self._epoch_s = 0.0  # when the epoch's own blob was read last
 
@@ -100,7 +113,9 @@ class BlobLog:
         elif len(said) > bounds.MAX_REPORT_BYTES:
             raise ValueError(f"a report has {len(said)} bytes, its replica's name among them")
         else:
+            before_s = self._machine.unix()
             self._blobs.overwrite(name, said)
+            self._compare_clocks(name, before_s, self._machine.unix())
 
     def read_reports(self) -> dict[str, bytes]:
         names = [f"replicas/{name}" for name in self._blobs.list("replicas", bounds.MAX_REPORTS + 1)]
@@ -113,9 +128,17 @@ class BlobLog:
         return {replica.decode(errors="replace"): data for name, (replica, _, data) in split.items()}
 
     def unix(self) -> float:
-        return self._clock.unix()
+        return self._clock.unix() + self._offset_s
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _compare_clocks(self, name: str, before_s: float, after_s: float) -> None:
+        """A blob was written between these times of this machine: what time was it by the medium's clock?"""
+        now_s = self._clock.monotonic()
+        if self._compared_s is None or now_s - self._compared_s >= _COMPARE_EVERY_S:
+            written_s = self._blobs.written_s(name)
+            if written_s is not None:
+                self._offset_s, self._compared_s = written_s - (before_s + after_s) / 2, now_s
 
     def _read_on(self, end: _End) -> Stretch | None:
         """From the newest entry that is known on, without a list; None if that is not where it was."""

@@ -120,6 +120,19 @@ class FileBlobs:
     def overwrite(self, name: str, data: bytes) -> None:
         self.calls.run(lambda call: self.files.replace(_path(name), data, call))
 
+    def written_s(self, name: str) -> float | None:
+        """As who serves the file system dates it."""
+
+        def look(call: FileCall) -> float | None:
+            try:
+                return self.files.facts(_path(name)).st_mtime
+            except OSError as error:
+                if not is_gone(error):
+                    raise
+                return None
+
+        return self.calls.run(look)
+
     def list(self, directory: str, limit: int) -> list[str]:
         return self.calls.run(lambda call: self.files.listed(Path(directory), limit))
 

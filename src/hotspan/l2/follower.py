@@ -28,6 +28,10 @@ STALE_S = 2.0
 """Who has not read the log for so long reads nothing from the tier: what was invalidated meanwhile is not known."""
 
 REPORT_TTL_S = 5.0
+CLOCKS_AGREE_S = 2.0
+"""Clocks that differ by less count as one."""
+
+_COMPARE_EVERY_S = 10.0
 _MAX_FOREIGN = 1024
 """Scopes of one tenant that wait for the engine; with more, all of the tenant is invalidated."""
 
@@ -108,6 +112,7 @@ class LogFollower:
     generation: of the newest entry read.
     applied:    of the newest entry that the engine took from the queue: what it stores may be older than those behind.
     on_foreign: called, on the thread that reads, when there is something to take from the queue.
+    clock_offset_s: whole seconds by which the store's clock is ahead of this replica's.
     updates:    until they are written, this replica does not say that it has read what came after one of them.
     """
 
@@ -125,6 +130,8 @@ class LogFollower:
         self.generation = self.applied = since.generation if since is not None else 0
         self.updates = PendingUpdates()
         self.on_foreign: Callable[[], None] = lambda: None
+        self.clock_offset_s = 0
+        self._compare_s: float | None = None  # when clocks are compared again
         self._appended = 0
         self._log = log
         self._store = store
@@ -179,6 +186,7 @@ class LogFollower:
                 self._take(self._next_page())
                 self._reported = max(self._reported, self.updates.limit(self.generation))
                 self._log.report(self.replica, self._reported, REPORT_TTL_S)
+                self._compare_clocks(started_s)
             except OSError as error:
                 if self.is_fresh:
                     logger.warning("l2_log_not_read error=%s", str(error))
@@ -243,6 +251,18 @@ class LogFollower:
         while not self._ending.is_set():
             self.poll()
             self._ending.wait(READ_EVERY_S)
+
+    def _compare_clocks(self, now_s: float) -> None:
+        """Times to live in the store are by its clock. Raises: OSError."""
+        if self._compare_s is not None and now_s < self._compare_s:
+            return
+        offset_s = self._log.clock_offset_s()
+        self._compare_s = now_s + _COMPARE_EVERY_S
+        if abs(offset_s - self.clock_offset_s) > CLOCKS_AGREE_S:
+            self.clock_offset_s = round(offset_s)
+            logger.warning(
+                "l2_clocks_differ offset_s=%d: times to live go by the store's clock; set this host's", round(offset_s)
+            )
 
     def _fault(self, now_s: float) -> None:
         """Count what is no fault of the log's medium; the others learn that this replica has not read on."""

@@ -115,6 +115,11 @@ class SharedInvalidationLog:
                 alive[replica] = report.generation
         return alive
 
+    def clock_offset_s(self) -> float:
+        before_s = self._clock.unix()
+        store_s = self._medium.unix()
+        return store_s - (before_s + self._clock.unix()) / 2
+
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _latest(self) -> Entry:
@@ -191,6 +196,9 @@ class VolatileLog:
 
     def replicas(self) -> dict[str, int]:
         return {}
+
+    def clock_offset_s(self) -> float:
+        return 0.0  # of a store on this node
 
     def _now(self) -> int:
         return int(self._clock.unix() * 1000)

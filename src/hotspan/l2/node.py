@@ -142,6 +142,9 @@ class ChosenLog:
     def replicas(self) -> dict[str, int]:
         return self._chosen().replicas()
 
+    def clock_offset_s(self) -> float:
+        return self._chosen().clock_offset_s()
+
     def _chosen(self) -> SharedLog:
         with self._choosing:
             return self._shared if self._chooses_shared() else self._alone

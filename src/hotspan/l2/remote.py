@@ -33,6 +33,7 @@ from hotspan.l2.follower import LogFollower
 from hotspan.l2.jobs import DROPPED, Ended, StoreJobs
 from hotspan.l2.known import KnownChunks, Moment
 from hotspan.l2.questions import Answer, Questions
+from hotspan.l2.store_clock import StoreClock
 from hotspan.l2.view import readable
 from hotspan.tiers.base import Durable, Fault, FrameKeys, Losses, TierUsage, Transfer
 from hotspan.tiers.commit import GroupCommit
@@ -92,8 +93,9 @@ class RemoteTier:
         self._store_depth = options.store_depth
         self._updates = follower.updates
         self._clock = clock or SystemClock()
+        self._store_clock = StoreClock(self._clock, lambda: follower.clock_offset_s)
         packer = Packer(options.compress, options.threads, self._clock)
-        self._jobs = StoreJobs(options.store, lambda: follower.view, options.keys, self._clock, packer)
+        self._jobs = StoreJobs(options.store, lambda: follower.view, options.keys, self._store_clock, packer)
         self._known = KnownChunks(follower, _MAX_KNOWN, self._clock)
         self._asking = Questions(self._clock)
         self._storing: dict[ChunkKey, bool] = {}  # whether it is still wanted
@@ -141,13 +143,13 @@ class RemoteTier:
         found = self._known.get(key)
         if found is None or not self._follower.is_fresh:
             return False
-        return not found.terms.expires_s or self._clock.unix() < found.terms.expires_s
+        return not found.terms.expires_s or self._store_clock.unix() < found.terms.expires_s
 
     def terms(self, key: ChunkKey) -> Terms:
         found = self._known.get(key)
         if found is None:
             raise KeyError(key)
-        return found.terms
+        return self._store_clock.here(found.terms)
 
     # -- transfers -------------------------------------------------------------------------------------------------
 
@@ -169,7 +171,7 @@ class RemoteTier:
             return False
         if self._commits.takes(chunk.key, self._namespace, terms):
             return False  # the log's readers would count it as of before
-        terms = terms.at(self._follower.applied)
+        terms = self._store_clock.there(terms).at(self._follower.applied)
         stamp = secrets.randbits(64)
         record = Record(chunk.key, chunk.parent, self._namespace, self._payload_bytes, terms, stamp, chunk.index)
         self._storing[chunk.key] = True
@@ -214,7 +216,7 @@ class RemoteTier:
     # -- terms -----------------------------------------------------------------------------------------------------
 
     def join(self, key: ChunkKey, terms: Terms) -> None:
-        found = self._known.get(key)
+        found, terms = self._known.get(key), self._store_clock.there(terms)
         if found is not None:
             joined = found.terms.joined(terms)
             if joined is found.terms:
@@ -310,7 +312,7 @@ class RemoteTier:
         self._asking.end(unknown, answer.seconds)
         if found is None or namespace != self._namespace or not self._holds(since, tenant):
             return  # nothing, or what may have been invalidated since
-        now_s = self._clock.unix()
+        now_s = self._store_clock.unix()
         alive, dead = readable(chunks, found, self._follower.view, self._namespace, self._payload_bytes, now_s)
         for one in (each for each in alive if not self._known.is_unreadable(each.record.key)):
             self._known.put(self._updates.joined(one), since)

@@ -135,6 +135,18 @@ class S3Blobs:
         with _os_errors():
             self.each(lambda name: obstore.put(self._store, name, data, use_multipart=False), [name])
 
+    def written_s(self, name: str) -> float | None:
+        """The server dates objects in whole seconds: the middle of that one."""
+
+        def look(name: str) -> float | None:
+            try:
+                with _os_errors():
+                    return obstore.head(self._store, name)["last_modified"].timestamp() + 0.5
+            except FileNotFoundError:
+                return None
+
+        return self.each(look, [name])[0]
+
     def usage(self) -> StoreUsage:
         """Nothing, for a bucket does not say; but that it can be reached."""
         self.read([Part("epochs", 1)])
