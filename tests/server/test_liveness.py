@@ -1,6 +1,7 @@
 """Health checks of an engine that has work and makes no steps are 503; an idle or computing engine is well."""
 
 import asyncio
+from collections.abc import Sequence
 
 import psutil
 import pytest
@@ -12,7 +13,7 @@ from tests.server.lmi.serving import client, front
 
 
 class Engine:
-    """Answers calls unless it hangs. turns: calls that were made."""
+    """Answers calls unless it hangs. turns: calls that were made. computes: whether each of its cores does."""
 
     def __init__(self) -> None:
         self.has_work = False
@@ -20,12 +21,16 @@ class Engine:
         self.error: Exception | None = None
         self.steps = asyncio.Event()
         self.steps.set()
+        self.computes = [True]
+        self.done = [0]
 
-    async def turn(self) -> None:
+    async def turn(self) -> Sequence[int | None]:
         self.turns += 1
         await self.steps.wait()
         if self.error is not None:
             raise self.error
+        self.done = [done + computes for done, computes in zip(self.done, self.computes, strict=True)]
+        return self.done
 
 
 class World:
@@ -126,6 +131,64 @@ async def test_an_engine_that_fails_does_not_hang() -> None:
     world.engine.has_work, world.engine.error = True, RuntimeError("dead")
     await world.goes_on(600)
     assert not world.is_ill and world.engine.turns > 1
+
+
+async def test_steps_that_compute_nothing_are_ill(caplog: pytest.LogCaptureFixture) -> None:
+    """After the limit, not before it, with words of its own; well again with the first token."""
+    world = World()
+    world.engine.has_work = True
+    await world.goes_on(100)
+    world.engine.computes = [False]
+    await world.goes_on(60)
+    assert not world.is_ill
+    await world.goes_on(3)
+    assert world.is_ill and "computed nothing in its steps for 60 s" in str(world.liveness.reason)
+    await world.goes_on(100)
+    assert [record.getMessage().split()[0] for record in caplog.records] == ["engine_stalled"]
+    world.engine.computes = [True]
+    await world.goes_on(3)
+    assert not world.is_ill
+
+
+async def test_one_core_of_several_that_computes_nothing_is_ill() -> None:
+    """The others' progress is not its own; two that take turns, each within the limit, are well."""
+    world = World()
+    world.engine.has_work, world.engine.done = True, [0, 0]
+    for turn in range(10):
+        world.engine.computes = [turn % 2 == 0, turn % 2 == 1]
+        await world.goes_on(50)
+        assert not world.is_ill
+    world.engine.computes = [True, False]
+    await world.goes_on(63)
+    assert world.is_ill
+
+
+async def test_a_core_without_work_or_word_is_well() -> None:
+    """One that is paused, and one without hotspan's plugin, are not judged by what they compute."""
+    world = World()
+    world.engine.has_work = True
+    for silent in ([None], []):
+
+        async def turn(said: Sequence[int | None] = silent) -> Sequence[int | None]:
+            return said
+
+        world.engine.turn = turn  # type: ignore[method-assign]
+        await world.goes_on(600)
+        assert not world.is_ill
+
+
+async def test_requests_that_are_given_up_heal_an_engine_that_answers() -> None:
+    """Steps that computed nothing count while there is work: a request that comes later has all of the limit."""
+    world = World()
+    world.engine.has_work, world.engine.computes = True, [False]
+    await world.goes_on(63)
+    assert world.is_ill
+    world.engine.has_work = False
+    await world.goes_on(3)
+    assert not world.is_ill
+    world.engine.has_work = True
+    await world.goes_on(60)
+    assert not world.is_ill
 
 
 async def test_watching_ends_with_its_task() -> None:

@@ -51,24 +51,29 @@ async def test_an_engine_that_makes_no_step_is_503(limit: str, monkeypatch: pyte
     assert (await get(health, "/health")).status_code == 200
 
 
-async def test_the_engine_is_that_of_the_application() -> None:
-    """As vLLM adds middleware: the engine's client is in the application's state; without one nothing is watched."""
+@pytest.mark.parametrize("has_plugin", [True, False])
+async def test_the_engine_is_that_of_the_application(has_plugin: bool) -> None:
+    """As vLLM adds middleware: the engine's client is in the application's state; without one nothing is watched. A
+    core without hotspan's plugin is asked for no more than a step.
+    """
     app = FakeEngine().app()
     app.add_middleware(StepHealth)
     assert (await get(app, "/health")).status_code == 200
     asked: list[str] = []
 
     class Core:
-        async def call_utility_all_async(self, method: str) -> list[bool]:
+        async def call_utility_all_async(self, method: str) -> list[int]:
             asked.append(method)
-            return [False]
+            if method == "hotspan_progress" and not has_plugin:
+                raise ValueError("no such method")
+            return [0]
 
     has_work = SimpleNamespace(has_unfinished_requests=lambda: True)
     app.state.engine_client = SimpleNamespace(output_processor=has_work, engine_core=Core())
     assert (await get(app, "/health")).status_code == 200
     for _ in range(5):
         await asyncio.sleep(0)
-    assert asked == ["is_sleeping"]
+    assert asked == (["hotspan_progress"] if has_plugin else ["hotspan_progress", "is_sleeping"])
 
 
 def test_a_wrong_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

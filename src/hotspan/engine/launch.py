@@ -46,30 +46,17 @@ _CHARS_PER_TOKEN = 128
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A running engine, the app that answers from it, and the guard between them."""
+    """A running engine, the app that answers from it, and the guard between them. steps: whether it goes on."""
 
     app: FastAPI
     client: AsyncLLM
     guard: RequestGuard
+    steps: ClientSteps
 
     @property
     def is_dead(self) -> bool:
         """Whether the engine has failed and will answer nothing any more."""
         return bool(self.client.errored) and not self.client.is_running
-
-    @property
-    def has_work(self) -> bool:
-        """Whether requests are in work."""
-        return ClientSteps(self.client).has_work
-
-    async def turn(self) -> None:
-        """Return when each engine core has ended the step it is in, or at once if it is idle."""
-        await ClientSteps(self.client).turn()
-
-    @property
-    def computes_on_cpu(self) -> bool:
-        """Whether a step takes CPU time, also while it lasts long."""
-        return ClientSteps(self.client).computes_on_cpu
 
     async def warm(self, chunk_tokens: int) -> int:
         """Run the compute and the load path once, so that no user pays for first calls; returns the tokens loaded.
@@ -192,7 +179,7 @@ async def launch(arguments: Namespace, guard: RequestGuard, aftermath: Aftermath
             report_drafts(app, client)
         await client.reset_mm_cache()
         with gpus_shown(client.vllm_config.parallel_config.world_size):
-            engine = Engine(app, client, guard)
+            engine = Engine(app, client, guard, ClientSteps(client))
             guard.chat_tokens = engine.chat_tokens
             yield engine
     finally:

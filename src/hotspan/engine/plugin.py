@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hotspan.config.connector import CONNECTOR, CONNECTOR_MODULE
+from hotspan.engine.progress import offer_progress
 
 if TYPE_CHECKING:
     from hotspan.engine.admin import Administrator
@@ -16,7 +17,8 @@ _openers: list[ControlOpener] = []
 
 
 def register() -> None:
-    """Let vLLM find the connector. vLLM calls this in each of its processes, possibly more than once.
+    """Let vLLM find the connector, and its engine core tell whether it computes. vLLM calls this in each of its
+    processes, possibly more than once.
 
     The connector is imported when an engine asks for it, so an engine without it pays nothing.
     """
@@ -24,6 +26,7 @@ def register() -> None:
 
     if CONNECTOR not in KVConnectorFactory._registry:
         KVConnectorFactory.register_connector(CONNECTOR, CONNECTOR_MODULE, CONNECTOR)
+    offer_progress()
 
 
 def offer_control(opener: ControlOpener) -> None:

@@ -1,15 +1,16 @@
-"""Whether an engine that has work makes steps.
+"""Whether an engine that has work makes steps, and whether these compute anything.
 
 An engine core takes calls between two steps, so an answered call proves that a step has ended. While requests are in
-work each core has one call to answer; none is sent to an idle engine.
+work each core has one call to answer; none is sent to an idle engine. The answer is how far the core's requests are:
+twice the same, and the steps between computed nothing.
 
-    has work --call--> every core --answers, or not--> `stalled_s` --> /ping and /health
+    has work --call--> every core --answers, or not; further than before, or not--> `reason` --> /ping and /health
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
 import psutil
@@ -37,8 +38,10 @@ class Steps(Protocol):
         """Whether requests are in work."""
         ...
 
-    async def turn(self) -> None:
-        """Return when each engine core has ended the step it is in."""
+    async def turn(self) -> Sequence[int | None]:
+        """When each engine core has ended the step it is in: how far its requests are, in numbers that are equal only
+        where nothing was computed in between; None for a core that has nothing to compute, or does not tell.
+        """
         ...
 
 
@@ -57,16 +60,18 @@ class Liveness:
         self._is_computing = is_computing
         self._clock = clock or SystemClock()
         self._at_s = self._clock.monotonic()
-        self._asked: asyncio.Task[None] | None = None
+        self._asked: asyncio.Task[Sequence[int | None]] | None = None
         self._unanswered_s = 0.0
-        self._is_stalled = False
+        self._states: Sequence[int | None] = ()
+        self._idling_s: list[float] = []  # for how long each core has been where it is
+        self._why: str | None = None
 
     @property
     def reason(self) -> str | None:
         """Why the engine is ill; None if it is not."""
-        if not self._is_stalled:
+        if self._why is None:
             return None
-        return f"requests are in work, and the engine has made no step for {self._limit_s:g} s or more"
+        return f"requests are in work, and the engine has {self._why} for {self._limit_s:g} s or more"
 
     async def watch(self, pause: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
         """Look at the engine every second, until cancelled."""
@@ -82,25 +87,46 @@ class Liveness:
         """Count the time since the last tick, and ask if there is work and nothing is asked."""
         now_s = self._clock.monotonic()
         passed_s, self._at_s = min(now_s - self._at_s, _MAX_TICK_S), now_s
-        if self._asked is not None and not self._asked.done():
-            self._unanswered_s += passed_s * (COMPUTING if self._computes() else 1.0)
-            if self._unanswered_s >= self._limit_s and not self._is_stalled:
-                self._is_stalled = True
-                logger.error("engine_stalled limit_s=%g: it has work and makes no steps", self._limit_s)
-            return
-        if self._is_stalled:
+        if self._asked is not None:
+            counted_s = passed_s * (COMPUTING if self._computes() else 1.0)
+            if not self._asked.done():
+                self._unanswered_s += counted_s
+                self._judge(self._unanswered_s, "made no step")
+                return
+            self._compare(self._asked.result(), counted_s + self._unanswered_s)
+        if max(self._idling_s, default=0.0) >= self._limit_s:
+            self._judge(self._limit_s, "computed nothing in its steps")
+        elif self._why is not None:
             logger.warning("engine_steps_again")
-        self._is_stalled, self._unanswered_s, self._asked = False, 0.0, None
+            self._why = None
+        self._unanswered_s, self._asked = 0.0, None
         if self._engine.has_work:
             self._computes()  # counts from now on
             self._asked = asyncio.create_task(self._turn())
+        else:
+            self._compare((), 0.0)
+
+    def _judge(self, seconds: float, what: str) -> None:
+        if seconds >= self._limit_s and self._why is None:
+            self._why = what
+            logger.error("engine_stalled limit_s=%g: it has work and has %s", self._limit_s, what)
+
+    def _compare(self, states: Sequence[int | None], passed_s: float) -> None:
+        """How far each core is now, and was before. passed_s: since then."""
+        before = dict(enumerate(zip(self._states, self._idling_s, strict=True)))
+        self._idling_s = []
+        for core, state in enumerate(states):
+            former, idling_s = before.get(core, (None, 0.0))
+            self._idling_s.append(idling_s + passed_s if state is not None and state == former else 0.0)
+        self._states = states
 
     def _computes(self) -> bool:
         return self._is_computing is not None and self._is_computing()
 
-    async def _turn(self) -> None:
+    async def _turn(self) -> Sequence[int | None]:
         with contextlib.suppress(Exception):  # an engine that failed is seen elsewhere; it does not hang
-            await self._engine.turn()
+            return await self._engine.turn()
+        return ()
 
 
 class ProcessorTime:

@@ -144,8 +144,8 @@ async def _serve(
                 warming, admin = await _warmed(engine, options, registry)
             if formatters is not None:
                 formatters.tokenizer = engine.tokenizer
-            computes = ProcessorTime() if engine.computes_on_cpu else None
-            liveness = Liveness(engine, options.server.step_timeout_s, computes)
+            computes = ProcessorTime() if engine.steps.computes_on_cpu else None
+            liveness = Liveness(engine.steps, options.server.step_timeout_s, computes)
             front = _front(engine, options, registry, formatters, liveness, admin)
             warming.attach(front, front.admission)
             stack.push_async_callback(warming.close)
