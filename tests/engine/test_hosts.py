@@ -222,6 +222,16 @@ def test_lower_tiers_over_hosts_are_refused(
     assert not [path for path in slabs if path.exists() and not path.name.endswith("-elsewhere")]
 
 
+@CONFIGURED
+def test_adapters_over_hosts_are_refused(tiny_model: Path, slabs: list[Path], nodes: dict[str, Any]) -> None:
+    """The other host's files of an adapter may be others than those that name its KV: the engine does not start."""
+    refused = pytest.raises(ConfigError, match=r"adapters \(--enable-lora\).*several hosts.*hotspan route")
+    with refused, core(tiny_model, runner=TwoHosts, enable_lora=True, max_lora_rank=8, **nodes):
+        pass
+    assert bool(slabs) == (nodes is not NODES)
+    assert not [path for path in slabs if path.exists() and not path.name.endswith("-elsewhere")]
+
+
 class OtherRam(TwoHosts):
     """The second host was given less RAM."""
 

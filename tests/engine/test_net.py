@@ -61,11 +61,11 @@ OUTSIDE = {
 
 OF_CONNECTOR = {
     "bind_gpu_block_pool": "at the start",
-    "on_new_request": "run_waiting and admit have nets; require_bound ends what must not go on; the rest is vLLM's",
+    "on_new_request": "run_waiting and admit have nets; look and require_bound end what must not go on",
     "request_finished": "_retire and _report have nets; the rest is vLLM's",
     "request_finished_all_groups": "as request_finished",
     "update_state_after_alloc": "has a net of its own: what vLLM counts on is reported as lost; begin has a net",
-    "build_connector_meta": "run_waiting, _end_clear, begin_step, forget_ended, _orders and idle have nets",
+    "build_connector_meta": "as on_new_request; _end_clear, begin_step, forget_ended, _orders and idle have nets",
     "get_kv_connector_stats": "end_step and get_stats have nets",
     "reset_cache": "a reset that did not happen must not be taken for one",
     "update_connector_output": "note_copies, complete_load, complete_store, _note_blends, _end_clear have nets",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hotspan.demo import model as demo
 from hotspan.demo.model import make_demo_model
@@ -89,6 +90,11 @@ def test_what_a_program_does_to_the_model(models: tuple[Path, Path], tmp_path: P
         for weights in model.parameters():
             weights.data.mul_(1.5)
 
+    def scale_in_place(model: Any) -> None:
+        with torch.no_grad():
+            for weights in model.parameters():
+                weights.mul_(1.1)
+
     with rig(models[0], disk=tmp_path / "disk") as engine:
         prompt = engine.text(1, LENGTH)
         first = engine.ask(prompt, TOKENS).tokens
@@ -102,6 +108,14 @@ def test_what_a_program_does_to_the_model(models: tuple[Path, Path], tmp_path: P
         assert engine.connector.weights.state.changes == 2
         third = engine.ask(prompt, TOKENS)
         assert third.cached == 0 and third.tokens == second.tokens
+        assert engine.ask(prompt, TOKENS).cached > 0, "a model that nobody writes into keeps its name"
+        for write in (scale, scale_in_place):
+            before = engine.connector.weights.state.changes
+            write(model)
+            changed = engine.ask(prompt, TOKENS)
+            assert changed.cached == 0 and engine.connector.weights.state.last == "a write into the model"
+            assert engine.connector.weights.state.changes == before + 1
+            assert engine.ask(prompt, TOKENS).cached > 0
 
 
 PROGRAM = """

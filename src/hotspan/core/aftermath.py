@@ -14,7 +14,6 @@ import contextlib
 import json
 import multiprocessing
 import os
-import re
 import select
 import shutil
 import signal
@@ -27,14 +26,12 @@ from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Self
 
 from hotspan.core.held import sweep
+from hotspan.core.message_buffers import mapped
 from hotspan.core.threads import start
 
 _DONE = {"done": True}
 _LOOK_AGAIN_S = 1.0
 """How often the group of a child that has ended is looked for: somebody has to wait for the child first."""
-
-_SHARED = re.compile(r"/dev/shm/psm_[0-9a-f]+")
-"""As multiprocessing.shared_memory names what it makes."""
 
 _UNTOLD = "resource_tracker"
 """Of multiprocessing: it ends by itself with the last process that uses it, and unlinks shared memory then."""
@@ -103,13 +100,11 @@ class Aftermath:
 
 
 def _mapped(pid: int) -> set[tuple[str, int]]:
-    """The files of multiprocessing's shared memory that a process has mapped, with their inodes."""
+    """The message buffers that a process has mapped; none of one that may not be looked into."""
     try:
-        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    except OSError:  # it has ended
+        return mapped(pid)
+    except PermissionError:
         return set()
-    rows = (line.split(maxsplit=5) for line in lines)
-    return {(row[5], int(row[4])) for row in rows if len(row) == 6 and _SHARED.fullmatch(row[5])}
 
 
 def _unlink(name: str, inode: int) -> None:

@@ -23,6 +23,7 @@ that is, and tests/engine/test_compat.py reads the sources of each release for i
 
 import asyncio
 import inspect
+import multiprocessing
 import sys
 import weakref
 from collections.abc import Callable
@@ -166,6 +167,11 @@ def fix_hash_seed() -> None:
 
     init_none_hash.is_fixed = True  # type: ignore[attr-defined]
     engine_core.init_none_hash = init_none_hash
+
+
+def is_engine_core() -> bool:
+    """Whether this process is an engine core's own: no program that uses the engine is in it."""
+    return multiprocessing.current_process().name.startswith("EngineCore")
 
 
 async def ask_cores(client: Any, method: str, *arguments: Any) -> list[Any]:

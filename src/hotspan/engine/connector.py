@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import multiprocessing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,12 +47,14 @@ from hotspan.config.settings import CacheSettings
 from hotspan.core.aftermath import end_with_parent
 from hotspan.core.deadline import Deadline
 from hotspan.core.errors import ConfigError, HotspanError
+from hotspan.core.message_buffers import BufferNote
 from hotspan.engine.admin import Administrator
 from hotspan.engine.blend.orders import Orders, Report
 from hotspan.engine.compat import (
     cap_last_store,
     check_engine,
     fix_hash_seed,
+    is_engine_core,
     offer_utility,
     skip_unchanged_keys,
     watch_ends,
@@ -63,7 +64,7 @@ from hotspan.engine.compat import (
 from hotspan.engine.contract import ENGINE, TRIED_WITH
 from hotspan.engine.encoder.outputs import keeps_outputs
 from hotspan.engine.failed_loads import FailedLoads, Lost
-from hotspan.engine.hosts import NODES, START, RankReport, check_reports, check_shape, nodes
+from hotspan.engine.hosts import ADAPTERS, NODES, START, RankReport, check_reports, check_shape, nodes
 from hotspan.engine.inline import InlineLoads, can_load_inline
 from hotspan.engine.manager import HotspanManager
 from hotspan.engine.net import LEFT_OUT, netted
@@ -143,7 +144,8 @@ class HotspanConnector(OffloadingConnector):
             check_engine(HotspanConnector, HotspanManager, HotspanSpec, HostWorker)
             fix_hash_seed()
             skip_unchanged_keys()
-            check_shape(vllm_config.parallel_config, settings)
+            extra[ADAPTERS] = vllm_config.lora_config is not None
+            check_shape(vllm_config.parallel_config, settings, has_adapters=extra[ADAPTERS])
             _check_groups(kv_cache_config)
             extra[NODES] = nodes(vllm_config.parallel_config)
             extra[START] = getattr(vllm_config, "instance_id", "")
@@ -160,11 +162,15 @@ class HotspanConnector(OffloadingConnector):
                 self._no_blends = Report(off=f"it works with vLLM {TRIED_WITH[0]}.{TRIED_WITH[1]} on CPU only")
         if keeps_outputs(settings, vllm_config):
             self._keep_outputs(vllm_config)
+        self._buffers: BufferNote | None = None
+        if role == KVConnectorRole.WORKER and getattr(vllm_config.parallel_config, "node_rank", 0):
+            self._buffers = BufferNote()  # on a further host nobody else does
         if role == KVConnectorRole.SCHEDULER:
+            self.manager.closing.callback(BufferNote().close)  # those of the executor, which is there already
             self._awaits_reports = self._spec.is_over_hosts
             if current_platform.is_cpu() and can_load_inline(self._scheduler):
                 self._inline = InlineLoads(self._scheduler, self.manager)
-            if multiprocessing.current_process().name.startswith("EngineCore"):  # a process of its own
+            if is_engine_core():
                 end_with_parent()
             offer_utility("hotspan", lambda core, command: core.scheduler.connector.administrator.do(command))
             watch_executors(_follow)
@@ -216,6 +222,7 @@ class HotspanConnector(OffloadingConnector):
 
     def on_new_request(self, request: Request) -> None:
         self.weights.require_bound()
+        self.weights.look()
         self.administrator.run_waiting()
         if self._awaits_reports:  # an executor that asks no worker
             LEFT_OUT.note("error")
@@ -326,6 +333,7 @@ class HotspanConnector(OffloadingConnector):
         return True
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        self.weights.look()
         self.administrator.run_waiting()
         self._end_clear()
         self.manager.begin_step(scheduler_output)
@@ -426,6 +434,8 @@ class HotspanConnector(OffloadingConnector):
     def shutdown(self) -> None:
         if self.connector_worker is not None:  # a rank that was asked for no report: the engine did not start, say
             self.connector_worker.spec.unlink_slab()
+            if self._buffers is not None:
+                self._buffers.close()
         super().shutdown()
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:

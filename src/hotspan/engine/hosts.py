@@ -27,6 +27,9 @@ NODES = "hotspan_nodes"
 START = "hotspan_start"
 """There, too: what vLLM calls this start of the engine. An `engine_id` may be given, and be that of others as well."""
 
+ADAPTERS = "hotspan_adapters"
+"""There, too: whether the engine takes adapters."""
+
 _MARK = b"hotspan"
 _EXTERNAL = "external_launcher"
 
@@ -64,11 +67,19 @@ def moved_by_the_scheduler(settings: CacheSettings) -> list[str]:
     return [words for words, is_asked in asked.items() if is_asked]
 
 
-def over_hosts_refused(settings: CacheSettings, how: str) -> None:
+def over_hosts_refused(settings: CacheSettings, how: str, *, has_adapters: bool = False) -> None:
     """Raise ConfigError if an engine over several hosts can't have what these settings ask for.
 
-    how: what makes it one, for the message.
+    how:          what makes it one, for the message.
+    has_adapters: whether it takes adapters: their KV is named by files of the scheduler's host, and each rank loads
+                  those of its own host, which may be others.
     """
+    if has_adapters:
+        raise ConfigError(
+            f"adapters (--enable-lora) can't be had by an engine over several hosts ({how}): each host loads its own "
+            "files, and only those of the scheduler's host name the KV. Leave them out, or give each host an engine of "
+            "its own, as with --data-parallel-size, or with replicas behind `hotspan route`"
+        )
     asked = moved_by_the_scheduler(settings)
     if asked:
         raise ConfigError(
@@ -78,7 +89,7 @@ def over_hosts_refused(settings: CacheSettings, how: str) -> None:
         )
 
 
-def check_shape(parallel: Any, settings: CacheSettings) -> None:
+def check_shape(parallel: Any, settings: CacheSettings, *, has_adapters: bool = False) -> None:
     """Raise ConfigError for an engine whose configuration already tells that hotspan can't serve it.
 
     parallel: vLLM's ParallelConfig.
@@ -90,7 +101,7 @@ def check_shape(parallel: Any, settings: CacheSettings) -> None:
             "leave hotspan out"
         )
     if nodes(parallel) > 1:
-        over_hosts_refused(settings, f"--nnodes {parallel.nnodes}")
+        over_hosts_refused(settings, f"--nnodes {parallel.nnodes}", has_adapters=has_adapters)
 
 
 def mark(slab: SharedSlab, offset: int) -> None:

@@ -18,8 +18,9 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 
 from hotspan.config.settings import CacheSettings
 from hotspan.core.errors import ConfigError
+from hotspan.core.message_buffers import sweep_buffers
 from hotspan.core.types import GIB, PAGE_BYTES, round_up
-from hotspan.engine.hosts import NODES, START, RankReport, mark, over_hosts_refused, ranks_here
+from hotspan.engine.hosts import ADAPTERS, NODES, START, RankReport, mark, over_hosts_refused, ranks_here
 from hotspan.engine.metrics import DEFINITIONS, unregister_metrics
 from hotspan.tiers.slab import SharedSlab, sweep_dead_slabs
 
@@ -87,7 +88,8 @@ class HotspanSpec(OffloadingSpec):
         here, ranks = ranks_here(slab, self.rank_bytes, self.ranks), self.config.parallel.world_size
         self.is_over_hosts = len(here) < ranks
         if self.is_over_hosts:
-            over_hosts_refused(self.settings, f"{len(here)} of its {ranks} ranks are on the scheduler's")
+            how = f"{len(here)} of its {ranks} ranks are on the scheduler's"
+            over_hosts_refused(self.settings, how, has_adapters=self.extra_config.get(ADAPTERS, False))
             logger.info("engine_over_hosts ranks=%d ranks_on_this_host=%d: served with RAM alone", ranks, len(here))
 
     def report(self) -> RankReport:
@@ -109,6 +111,7 @@ class HotspanSpec(OffloadingSpec):
         if self._worker is None:
             offset = self.config.parallel.rank % self.ranks * self.rank_bytes
             sweep_dead_slabs()  # on a host without a scheduler nobody else does
+            sweep_buffers()
             slab = self.open_slab()
             if current_platform.is_cuda_alike():
                 from hotspan.engine.cuda import cuda_worker

@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 
 from hotspan.core.clock import Clock
 from hotspan.core.threads import start
+from hotspan.engine.written import WrittenModel
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,9 @@ _KNOWN: Final = frozenset(
     {*_BEGINS_UPDATE, _IN_UPDATE, *_ENDS_UPDATE, "sleep", "wake_up", "discard", "reset_weights", "load_weights"}
 )
 """Methods that change weights and nothing else: behind any other, files alone do not tell what the engine has."""
+
+_MOVES: Final = ("sleep", "wake_up", "discard")
+"""Methods that leave the weights what they are, and may leave them elsewhere."""
 
 _KV_ONLY: Final = frozenset({"kv_cache", "scheduling"})
 
@@ -107,6 +111,7 @@ class WeightsWatch:
 
     cache: whose namespace ends and begins. files: None if files never tell what this engine has.
     later: has a function called soon on the scheduler's thread, from any thread.
+    is_in_program: whether a program may have the model, in this process.
     draw:  random bytes.
     """
 
@@ -118,6 +123,7 @@ class WeightsWatch:
         clock: Clock,
         *,
         is_private: bool = False,
+        is_in_program: bool = False,
         draw: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         self._cache = cache
@@ -125,6 +131,7 @@ class WeightsWatch:
         self._later = later
         self._clock = clock
         self._draw = draw
+        self._is_in_program = is_in_program
         self._is_private = is_private  # the current name is nobody else's
         self._named = 0  # requests, when it began
         self._depth = 0
@@ -134,6 +141,7 @@ class WeightsWatch:
         self._at_s = clock.unix()
         self._is_updating = self._is_asleep = False
         self.is_bound = False
+        self._written: WrittenModel | None = None  # of a program that has the model in its own process
 
     @property
     def state(self) -> WeightsState:
@@ -154,9 +162,23 @@ class WeightsWatch:
         worker = getattr(getattr(executor, "driver_worker", None), "worker", None)
         try:
             if worker is not None:
-                self._follow_model(worker.get_model())
+                self._follow_model(model := worker.get_model())
+                self._written = WrittenModel(model) if self._is_in_program else None
         except Exception as error:  # the engine may have no model yet: it is loaded by an RPC then
             logger.info("model_not_followed error=%s", error)
+
+    def look(self) -> None:
+        """End the namespace if somebody wrote into the model without any call. Before a request, and in each step."""
+        if self._written is None or self._depth:
+            return
+        try:
+            if self._written.changed():
+                self.call("a write into the model", (), {}, lambda: None)
+        except Exception as error:  # nobody knows what the weights are then
+            self._written = None
+            logger.error("model_not_followed error=%s: nothing is cached any more", error)
+            self._end("a model that can't be looked at")
+            self._is_updating = True
 
     def require_bound(self) -> None:
         """Cache nothing in an engine that nobody told us to follow."""
@@ -170,7 +192,11 @@ class WeightsWatch:
         if name == "add_lora" and not self._depth:
             return self._load_adapter(args, kwargs, run)
         if self._depth or self._is_harmless(name, args, kwargs):
+            if name in _MOVES:
+                self.look()
             result = run()
+            if name in _MOVES:
+                self._seen()
             if name == "remove_lora":
                 self._cache.unload_adapter(args[0] if args else kwargs["lora_id"])
             elif name == "reset_encoder_cache":
@@ -188,6 +214,7 @@ class WeightsWatch:
             raise
         finally:
             self._depth -= 1
+            self._seen()
         if self._files is not None and name == "reload_weights":
             self._files.reloaded(args, kwargs)
         self._note(name, args, kwargs)
@@ -201,6 +228,11 @@ class WeightsWatch:
         return result
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _seen(self) -> None:
+        """What was written until now is what a call did."""
+        if self._written is not None:
+            self._written.changed()
 
     def _is_harmless(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         if name in HARMLESS:
@@ -247,6 +279,7 @@ class WeightsWatch:
 
     def _end_async(self, number: int) -> None:
         """What the workers did beside the engine's steps has ended: so has what these steps computed."""
+        self._seen()
         if number == self._changes:
             self._end(self._last or "")
             self._begin_unless_closed()
