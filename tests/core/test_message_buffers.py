@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -39,35 +40,39 @@ time.sleep(600)
 """
 
 
-class Engine:
-    """A process with a second one that cleans up after it, one that reads its buffer, and their trackers."""
+class Engine(NamedTuple):
+    """Processes, and what they have in /dev/shm."""
 
-    def __init__(self) -> None:
-        self.process = subprocess.Popen([sys.executable, "-c", ENGINE, READER], stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        name, second, reader, note = self.process.stdout.readline().split()
-        self.buffer, self.note = SHARED_MEMORY / name, Path(note)
-        self.second, self.reader = int(second), int(reader)
-        until(lambda: name in str(mapped(self.reader)), "nobody reads the buffer")
+    process: "subprocess.Popen[str]"
+    second: int
+    reader: int
+    buffer: Path
+    note: Path
 
-    def kill(self, *, but: int | None = None) -> None:
-        """SIGKILL to all at once, the second process and the trackers among them."""
-        family = [*psutil.Process(self.process.pid).children(recursive=True), psutil.Process(self.process.pid)]
-        family = [each for each in family if each.pid != but]
-        for each in family:
-            each.suspend()
-        for each in family:
-            each.kill()
-        self.process.wait(60)
-        until(lambda: all(gone(each.pid) for each in family), "a killed process lives on")
+
+def kill(engine: Engine, *, but: int | None = None) -> None:
+    """SIGKILL to all at once, the second process and the trackers among them."""
+    family = [*psutil.Process(engine.process.pid).children(recursive=True), psutil.Process(engine.process.pid)]
+    family = [each for each in family if each.pid != but]
+    for each in family:
+        each.suspend()
+    for each in family:
+        each.kill()
+    engine.process.wait(60)
+    until(lambda: all(gone(each.pid) for each in family), "a killed process lives on")
 
 
 @pytest.fixture
 def engine() -> Iterator[Engine]:
-    engine = Engine()
+    """A process with a second one that cleans up after it, one that reads its buffer, and their trackers."""
+    process = subprocess.Popen([sys.executable, "-c", ENGINE, READER], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    name, second, reader, note = process.stdout.readline().split()
+    engine = Engine(process, int(second), int(reader), SHARED_MEMORY / name, Path(note))
+    until(lambda: name in str(mapped(engine.reader)), "nobody reads the buffer")
     yield engine
     if engine.process.poll() is None:
-        engine.kill()
+        kill(engine)
     if not gone(engine.reader):
         psutil.Process(engine.reader).kill()
     for path in (engine.buffer, engine.note):
@@ -78,7 +83,7 @@ def test_the_next_start_unlinks_what_all_left(engine: Engine) -> None:
     """With the second process killed, too, the buffer stays until a sweep; a living engine's is left alone."""
     sweep_buffers()
     assert engine.buffer.exists() and engine.note.exists()
-    engine.kill()
+    kill(engine)
     assert engine.buffer.exists() and engine.note.exists()
     sweep_buffers()
     assert not engine.buffer.exists() and not engine.note.exists()
@@ -86,7 +91,7 @@ def test_the_next_start_unlinks_what_all_left(engine: Engine) -> None:
 
 def test_a_buffer_that_is_read_still_stays(engine: Engine) -> None:
     """While any process has it mapped; once that has ended the next sweep takes it."""
-    engine.kill(but=engine.reader)
+    kill(engine, but=engine.reader)
     sweep_buffers()
     assert engine.buffer.exists() and engine.note.exists()
     psutil.Process(engine.reader).kill()
@@ -97,7 +102,7 @@ def test_a_buffer_that_is_read_still_stays(engine: Engine) -> None:
 
 def test_the_second_process_unlinks_the_note(engine: Engine) -> None:
     """As it does the buffer, where it lives."""
-    engine.kill(but=engine.second)
+    kill(engine, but=engine.second)
     until(lambda: gone(engine.second), "the second process lives on")
     assert not engine.buffer.exists() and not engine.note.exists()
 

@@ -51,3 +51,4 @@ def test_a_stopped_engine_core_is_seen(replicas: int, tiny_model: Path, tmp_path
         assert httpx.get(server.url + "/health", timeout=60).status_code == 200
         log = (tmp_path / "log").read_text()
         assert "engine_stalled" in log and "engine_steps_again" in log
+        assert "engine_progress_not_told" not in log, "each core has hotspan's plugin"

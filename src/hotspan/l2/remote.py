@@ -92,19 +92,17 @@ class RemoteTier:
         self._follower = follower = options.follower
         self._store_depth = options.store_depth
         self._updates = follower.updates
-        self._clock = clock or SystemClock()
-        self._store_clock = StoreClock(self._clock, lambda: follower.clock_offset_s)
+        self._clock = StoreClock(clock or SystemClock(), lambda: follower.clock_offset_s)
         packer = Packer(options.compress, options.threads, self._clock)
-        self._jobs = StoreJobs(options.store, lambda: follower.view, options.keys, self._store_clock, packer)
+        self._jobs = StoreJobs(options.store, lambda: follower.view, options.keys, self._clock, packer)
         self._known = KnownChunks(follower, _MAX_KNOWN, self._clock)
         self._asking = Questions(self._clock)
         self._storing: dict[ChunkKey, bool] = {}  # whether it is still wanted
         self._is_updating = self._is_measuring = False
         self._updates_at_once = _UPDATES_AT_ONCE
         self._failing: dict[ChunkKey, float] = {}  # since when the updates of a chunk can't be written, each alone
-        self._usage = StoreUsage()
+        self._usage, self._usage_s = StoreUsage(), -_USAGE_EVERY_S
         self.losses = Losses()
-        self._usage_s = -_USAGE_EVERY_S
         self._done: deque[Callable[[], Transfer | None]] = deque()
         self._landed = threading.Event()
         scratch = HEADER_BYTES + (payload_bytes + PAGE_BYTES if options.keys is not None else 0) + payload_bytes
@@ -143,13 +141,13 @@ class RemoteTier:
         found = self._known.get(key)
         if found is None or not self._follower.is_fresh:
             return False
-        return not found.terms.expires_s or self._store_clock.unix() < found.terms.expires_s
+        return not found.terms.expires_s or self._clock.unix() < found.terms.expires_s
 
     def terms(self, key: ChunkKey) -> Terms:
         found = self._known.get(key)
         if found is None:
             raise KeyError(key)
-        return self._store_clock.here(found.terms)
+        return self._clock.here(found.terms)
 
     # -- transfers -------------------------------------------------------------------------------------------------
 
@@ -171,7 +169,7 @@ class RemoteTier:
             return False
         if self._commits.takes(chunk.key, self._namespace, terms):
             return False  # the log's readers would count it as of before
-        terms = self._store_clock.there(terms).at(self._follower.applied)
+        terms = self._clock.there(terms).at(self._follower.applied)
         stamp = secrets.randbits(64)
         record = Record(chunk.key, chunk.parent, self._namespace, self._payload_bytes, terms, stamp, chunk.index)
         self._storing[chunk.key] = True
@@ -216,7 +214,7 @@ class RemoteTier:
     # -- terms -----------------------------------------------------------------------------------------------------
 
     def join(self, key: ChunkKey, terms: Terms) -> None:
-        found, terms = self._known.get(key), self._store_clock.there(terms)
+        found, terms = self._known.get(key), self._clock.there(terms)
         if found is not None:
             joined = found.terms.joined(terms)
             if joined is found.terms:
@@ -312,7 +310,7 @@ class RemoteTier:
         self._asking.end(unknown, answer.seconds)
         if found is None or namespace != self._namespace or not self._holds(since, tenant):
             return  # nothing, or what may have been invalidated since
-        now_s = self._store_clock.unix()
+        now_s = self._clock.unix()
         alive, dead = readable(chunks, found, self._follower.view, self._namespace, self._payload_bytes, now_s)
         for one in (each for each in alive if not self._known.is_unreadable(each.record.key)):
             self._known.put(self._updates.joined(one), since)
