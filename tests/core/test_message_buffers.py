@@ -62,14 +62,18 @@ def kill(engine: Engine, *, but: int | None = None) -> None:
     until(lambda: all(gone(each.pid) for each in family), "a killed process lives on")
 
 
-@pytest.fixture
-def engine() -> Iterator[Engine]:
-    """A process with a second one that cleans up after it, one that reads its buffer, and their trackers."""
+def started() -> Engine:
     process = subprocess.Popen([sys.executable, "-c", ENGINE, READER], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     name, second, reader, note = process.stdout.readline().split()
-    engine = Engine(process, int(second), int(reader), SHARED_MEMORY / name, Path(note))
-    until(lambda: name in str(mapped(engine.reader)), "nobody reads the buffer")
+    return Engine(process, int(second), int(reader), SHARED_MEMORY / name, Path(note))
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    """A process with a second one that cleans up after it, one that reads its buffer, and their trackers."""
+    engine = started()
+    until(lambda: engine.buffer.name in str(mapped(engine.reader)), "nobody reads the buffer")
     yield engine
     if engine.process.poll() is None:
         kill(engine)

@@ -112,7 +112,8 @@ class Executor:
 
 def watched(model: nn.Module) -> tuple[WeightsWatch, Cache, Executor]:
     cache, executor = Cache(), Executor(model)
-    watch = WeightsWatch(cache, None, lambda function: None, SimulatedClock(), is_in_program=True)
+    watch = WeightsWatch(cache, None, lambda function: None, SimulatedClock())
+    watch.is_in_program = True
     watch.bind(executor)
     return watch, cache, executor
 

@@ -47,7 +47,7 @@ from hotspan.config.settings import CacheSettings
 from hotspan.core.aftermath import end_with_parent
 from hotspan.core.deadline import Deadline
 from hotspan.core.errors import ConfigError, HotspanError
-from hotspan.core.message_buffers import BufferNote
+from hotspan.core.message_buffers import BufferNote, sweep_buffers
 from hotspan.engine.admin import Administrator
 from hotspan.engine.blend.orders import Orders, Report
 from hotspan.engine.compat import (
@@ -137,7 +137,9 @@ class HotspanConnector(OffloadingConnector):
 
         def opened(spec: HotspanSpec) -> HotspanManager:
             self._spec = spec
+            sweep_buffers()
             self.manager, self.administrator, self.weights = open_cache(spec, vllm_config, kv_cache_config)
+            self.weights.is_in_program = not is_engine_core()
             return self.manager
 
         try:

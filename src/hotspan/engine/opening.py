@@ -19,14 +19,13 @@ from hotspan.config.environment import cache_directory, environment
 from hotspan.config.secrets import resolved
 from hotspan.config.settings import CacheSettings, DiskSettings, L2Settings
 from hotspan.core.clock import Clock, SystemClock
-from hotspan.core.message_buffers import sweep_buffers
 from hotspan.core.namespace import namespace_digest
 from hotspan.core.terms import DEFAULT_TENANT, tenant_label
 from hotspan.core.types import Tier
 from hotspan.engine.admin import Administrator, replica_name
 from hotspan.engine.blend.admission import Blending
 from hotspan.engine.blend.cuts import cuts
-from hotspan.engine.compat import block_hasher, is_engine_core, offloaded_groups
+from hotspan.engine.compat import block_hasher, offloaded_groups
 from hotspan.engine.encoder.outputs import EncoderOutputs, keeps_outputs
 from hotspan.engine.events import ChunkEvents, offer_publisher
 from hotspan.engine.fingerprint import FileDigests
@@ -89,7 +88,6 @@ def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -
     clock = SystemClock()  # the one that all parts use
     checkpoint = checkpoint_of(config, fields, digests, clock, full=is_full)
     sweep_dead_slabs()
-    sweep_buffers()
     offer_publisher(settings.events_key)  # the scheduler makes its publisher after its connector
     with contextlib.ExitStack() as closing:
         keyring = _open_keyring(settings, clock)
@@ -125,11 +123,7 @@ def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -
         hasher = partial(block_hasher, config, spec.tokens_per_hash)
         administrator = Administrator(manager, disk, follower, directory, keyring, hasher, clock)
         files = None if spec.is_over_hosts else checkpoint  # other hosts have files of their own
-        weights = WeightsWatch(
-            *(manager, files, administrator.later, clock),
-            is_private=is_private(fields),
-            is_in_program=not is_engine_core(),
-        )
+        weights = WeightsWatch(manager, files, administrator.later, clock, is_private=is_private(fields))
         administrator.weights = weights
         closing.callback(administrator.close)
         # First of all: it writes what waits to be written.

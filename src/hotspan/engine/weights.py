@@ -123,7 +123,6 @@ class WeightsWatch:
         clock: Clock,
         *,
         is_private: bool = False,
-        is_in_program: bool = False,
         draw: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         self._cache = cache
@@ -131,7 +130,7 @@ class WeightsWatch:
         self._later = later
         self._clock = clock
         self._draw = draw
-        self._is_in_program = is_in_program
+        self.is_in_program = False
         self._is_private = is_private  # the current name is nobody else's
         self._named = 0  # requests, when it began
         self._depth = 0
@@ -163,7 +162,7 @@ class WeightsWatch:
         try:
             if worker is not None:
                 self._follow_model(model := worker.get_model())
-                self._written = WrittenModel(model) if self._is_in_program else None
+                self._written = WrittenModel(model) if self.is_in_program else None
         except Exception as error:  # the engine may have no model yet: it is loaded by an RPC then
             logger.info("model_not_followed error=%s", error)
 
