@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kit.engine import prepare_environment
+from kit.environment import prepare_environment
 from kit.measure import quantile
 
 prepare_environment()

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import arguments
-from kit.engine import prepare_environment
+from kit.environment import prepare_environment
 
 prepare_environment()
 

@@ -24,7 +24,7 @@ from typing import Any
 import xxhash
 
 from benchmarks.harness import arguments
-from kit.engine import prepare_environment
+from kit.environment import prepare_environment
 
 prepare_environment()
 

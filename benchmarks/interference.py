@@ -29,7 +29,7 @@ import numpy as np
 import xxhash
 
 from benchmarks.harness import arguments
-from kit.engine import prepare_environment
+from kit.environment import prepare_environment
 from kit.measure import quantile
 
 prepare_environment()

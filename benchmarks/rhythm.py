@@ -28,7 +28,8 @@ from hotspan.cache.stats import CacheStats
 from hotspan.core.types import GIB, MIB, Chunk, ChunkKey
 from hotspan.demo.model import make_demo_model
 from hotspan.testing.clock import SimulatedClock
-from kit.engine import Rig, prepare_environment, rig
+from kit.engine import Rig, rig
+from kit.environment import prepare_environment
 from kit.families.make import make_family
 from kit.families.table import SIZES, Family
 

@@ -34,7 +34,7 @@ from unittest.mock import patch
 import numpy as np
 
 from benchmarks.harness import arguments
-from kit.engine import prepare_environment
+from kit.environment import prepare_environment
 
 prepare_environment()
 

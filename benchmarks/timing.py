@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import arguments
-from kit.engine import Rig, prepare_environment
+from kit.engine import Rig
+from kit.environment import prepare_environment
 
 prepare_environment()
 

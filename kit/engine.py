@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -290,13 +289,3 @@ def recorded() -> Iterator[Digests]:
         patch.object(HostWorker, "_copy", copied),
     ):
         yield digests
-
-
-def prepare_environment() -> None:
-    """Before vLLM is imported: one process, no network, one thread, nothing compiled (as tests/server/conftest.py)."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    os.environ["VLLM_NO_USAGE_STATS"] = "1"
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-    os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ["TORCHDYNAMO_DISABLE"] = "1"

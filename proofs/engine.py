@@ -15,8 +15,8 @@ from hotspan.cache.withdrawals import Withdrawals
 from hotspan.core.clock import Clock
 from hotspan.core.terms import NEVER, Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey, Lookup, Tier
-from hotspan.testing.chunks import chain, content
-from proofs.world import JUNK, NAMESPACE
+from hotspan.testing.chunks import chain
+from proofs.world import JUNK, NAMESPACE, content
 
 _CHUNK_TOKENS = 256
 
@@ -293,7 +293,7 @@ class Engine:
         junk = JUNK * self.payload_bytes
         for _, slot, data in store.parts:
             view = self.cache.ram.slab.slot(slot)
-            self._expect(view == junk, "someone wrote into a slot that the engine copies into")
+            self._expect(bytes(view) == junk, "someone wrote into a slot that the engine copies into")
             if success:
                 view[:] = data
         self.counts.stores += len(store.parts)
@@ -467,7 +467,7 @@ class Engine:
 
     def _check_hit(self, key: ChunkKey) -> None:
         entry = self.cache.ram.entries[key]
-        data = self.cache.ram.slab.slot(entry.slot)
+        data = bytes(self.cache.ram.slab.slot(entry.slot))  # as in `_has`
         if data != self.content(key):
             was = any(data == self.content(key, epoch) for epoch in range(self._epoch + 1))
             raise Broken("what was invalidated is a hit" if was else "a hit has wrong bytes")

@@ -23,13 +23,12 @@ from hotspan.l2.base import LogPage, ObjectStore, SharedLog
 from hotspan.l2.follower import LogFollower
 from hotspan.l2.node import ChosenLog, NodeStore
 from hotspan.l2.remote import RemoteOptions, RemoteTier
-from hotspan.testing.chunks import content
 from hotspan.tiers.slab import SharedSlab
 from kit.simulated.inline import InlineQueues
 from kit.simulated.keys import FixedKeys
 from kit.simulated.lower import SettledTier
 from proofs.engine import Broken, Text
-from proofs.world import NAMESPACE
+from proofs.world import NAMESPACE, content
 
 SIZE = 3 * PAGE_BYTES
 """Of which a compressed chunk takes two."""

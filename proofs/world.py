@@ -7,12 +7,14 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from hotspan.cache.cost import CostModel
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.frame import HEADER_BYTES
 from hotspan.core.types import PAGE_BYTES, ChunkKey, Tier
+from hotspan.testing import chunks
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.lower import LowerTier
@@ -27,6 +29,9 @@ from kit.simulated.power import RecordingFiles, power_loss
 
 NAMESPACE = bytes(range(32))
 JUNK = b"\x5a"
+
+content = lru_cache(maxsize=1024)(chunks.content)
+"""A chunk's bytes, which worlds compare with all the time: those of a few pages that were asked for last are kept."""
 
 
 class SlowFaultyFiles(BadPlaces):

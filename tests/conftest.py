@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from kit.environment import prepare_environment
 from kit.preloaded import SERVERS
 from tests.bytecode import pytest_sessionstart  # noqa: F401
 from tests.groups import (  # noqa: F401
@@ -23,6 +24,8 @@ from tests.leftovers import (  # noqa: F401
     pytest_testnodedown,
     pytest_unconfigure,
 )
+
+prepare_environment()  # before any module of tests imports torch
 
 # The same examples in every run; others with --hypothesis-profile=random. Neither an example nor its drawing has a time
 # limit: on a busy machine both take as long as they take.

@@ -3,12 +3,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kit.engine import prepare_environment
-
 if TYPE_CHECKING:  # it imports vLLM, for which the environment comes first
     from .harness.core import Core
-
-prepare_environment()
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from unittest.mock import patch
 
 import psutil
 
-from kit.engine import prepare_environment
+from kit.environment import prepare_environment
 
 prepare_environment()
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kit.engine import prepare_environment
+from kit.environment import prepare_environment
 from kit.proof import Findings, Proof, print_proof, write_proof
 
 NAME = "cuda-orders"

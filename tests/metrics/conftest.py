@@ -1,3 +1,0 @@
-from kit.engine import prepare_environment
-
-prepare_environment()
