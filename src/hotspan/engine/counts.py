@@ -44,5 +44,5 @@ def by_tier(sources: Mapping[Tier, int], loaded: int) -> Counter[Tier]:
         found[tier] = min(tokens, left)
         left -= found[tier]
     if left and sources:
-        found[next(reversed(sources))] += left
+        found[list(sources)[-1]] += left
     return +found
