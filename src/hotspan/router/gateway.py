@@ -231,7 +231,8 @@ class Gateway:
             return await self._proxy.forward(exchange, body, ask, self._clock.monotonic())
 
     async def _list(self, exchange: Exchange) -> str:
-        found = union(await self._models.ask([each for each in forwarded(exchange) if each[0].lower() not in _OF_LIST]))
+        headers = [each for each in forwarded(exchange) if each[0].lower() not in _OF_LIST]
+        found = union(await self._models.ask(headers, exchange.target))
         if found is None:
             raise NoReplicaError
         await exchange.respond(found.status, found.body)

@@ -101,10 +101,10 @@ class ServedModels:
         """They may have changed."""
         self._is_wanted.set()
 
-    async def ask(self, headers: Headers = ()) -> list[Listed]:
-        """Ask all replicas now. headers: of a client, with its key; without them what replicas list is taken over."""
+    async def ask(self, headers: Headers = (), target: str = LIST) -> list[Listed]:
+        """Ask all replicas now. headers, target: a client's; without them what replicas list is taken over."""
         if headers:
-            return list(await asyncio.gather(*(self._ask(name, headers) for name in self._served)))
+            return list(await asyncio.gather(*(self._ask(name, headers, target) for name in self._served)))
         self._is_wanted.clear()
         self._asked_s = self._clock.monotonic()
         found = await asyncio.gather(*(self._ask(name) for name in self._served))
@@ -132,9 +132,9 @@ class ServedModels:
             )
         self._served[listed.replica] = known
 
-    async def _ask(self, replica: str, headers: Headers = ()) -> Listed:
+    async def _ask(self, replica: str, headers: Headers = (), target: str = LIST) -> Listed:
         try:
-            status, body = await self._upstream.fetch(replica, LIST, headers=headers, within_s=_TIMEOUT_S)
+            status, body = await self._upstream.fetch(replica, target, headers=headers, within_s=_TIMEOUT_S)
         except (UnreachedError, BrokenError):
             return Listed(replica, 0)
         return Listed(replica, status, body, _rows(body) if status == HTTPStatus.OK else None)
