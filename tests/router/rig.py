@@ -67,7 +67,7 @@ class Fake:
     """A replica.
 
     asked:   method, path, headers and body of each request but health checks and those for metrics.
-    ping_s:  what health checks take. metrics: the page, or what makes it.
+    ping_s:  what health checks take. metrics: the page, or what makes it. models: those that it lists to the router.
     """
 
     url: str = ""
@@ -76,6 +76,7 @@ class Fake:
     asked: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
     ping_s: float = 0.0
     metrics: str | Callable[[], str] = ""
+    models: list[str] | None = None
     open: int = 0
     hung_up: int = 0
 
@@ -91,6 +92,9 @@ class Fake:
         if request.path == "/metrics":
             page = self.metrics if isinstance(self.metrics, str) else self.metrics()
             return web.Response(status=200 if page else 404, text=page)
+        if request.path == "/v1/models" and "x-forwarded-proto" not in request.headers:
+            rows = [{"id": name} for name in self.models or ()]
+            return web.json_response({"data": rows}, status=404 if self.models is None else 200)
         body = await request.content.read()
         headers = {name.lower(): value for name, value in request.headers.items()}
         self.asked.append((request.method, request.raw_path, headers, body))

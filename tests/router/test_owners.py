@@ -25,6 +25,7 @@ SAME = {
     "piece_tokens": "a mean of all answers",
     "answer_tokens": "a mean of all answers",
     "model": "of the replicas, not of a text",
+    "adapter": "of the replicas, not of a text",
     "response": "looked up under the owner's mark",
 }
 """Fields of an Ask that may be the same for two owners, and why. All others are names of what an owner sent."""

@@ -62,6 +62,7 @@ from hotspan.engine.compat import (
     watch_runners,
 )
 from hotspan.engine.contract import ENGINE, TRIED_WITH
+from hotspan.engine.counts import reads_cache
 from hotspan.engine.encoder.outputs import keeps_outputs
 from hotspan.engine.failed_loads import FailedLoads, Lost
 from hotspan.engine.hosts import ADAPTERS, NODES, START, RankReport, check_reports, check_shape, nodes
@@ -262,6 +263,9 @@ class HotspanConnector(OffloadingConnector):
 
     @netted(lambda: (0, False))
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        if not reads_cache(request):
+            super().get_num_new_matched_tokens(request, num_computed_tokens)
+            return 0, False
         if self.manager.is_waiting(request.request_id, num_computed_tokens):
             return None, False  # saves a scan of all its keys, once a millisecond
         tokens, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)

@@ -19,6 +19,7 @@ from hotspan.cache.withdrawals import Withdrawals
 from hotspan.core.clock import Clock
 from hotspan.core.directives import Places
 from hotspan.core.types import Chunk
+from hotspan.engine.counts import reads_cache
 from hotspan.engine.requests import RequestRecord
 
 Json = dict[str, Any]
@@ -213,11 +214,10 @@ class Explainer:
         )
 
     def _case(self, record: RequestRecord, past: Past, nearest: Nearest) -> Case:
-        reads_cache = not getattr(record.request, "skip_reading_prefix_cache", False)
         is_left_out = record.keyer is None or past.unstored not in (None, "no_store", "withdrawn")
         return Case(
             left_out=past.unstored if is_left_out else None,
-            reads_cache=reads_cache,
+            reads_cache=reads_cache(record.request),
             nearest=nearest.past,
             agreed=nearest.chunks,
             chunk_tokens=record.ranked[0].tokens,

@@ -29,6 +29,7 @@ from hotspan.core.terms import Terms
 from hotspan.core.types import Chunk, Lookup, Tier
 from hotspan.engine.blend.admission import Blending
 from hotspan.engine.compat import CacheHitSource, keep_state, kept_state
+from hotspan.engine.counts import by_tier, correct, loaded_tokens, reads_cache
 from hotspan.engine.encoder.outputs import EncoderOutputs
 from hotspan.engine.events import ChunkEvents
 from hotspan.engine.failed_loads import FailedLoad
@@ -169,9 +170,9 @@ class HotspanManager(StepWaits, OffloadingManager):
         if record is None or record.is_begun:
             return
         record.is_begun, record.is_answered = True, False
-        record.kept_tokens += loaded_tokens
-        record.loaded_tokens = loaded_tokens
-        self.cache.stats.lookup_tokens += request.num_prompt_tokens
+        if record.has_failed_load:
+            loaded_tokens = 0
+        self._count(record, loaded_tokens)
         if self.tracing is not None:
             self.tracing.begin(record)
         if self.steps is not None:
@@ -240,8 +241,10 @@ class HotspanManager(StepWaits, OffloadingManager):
     @netted(RequestOffloadingContext)
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         record = self._records.get(req_context.req_id)
-        if record is not None and record not in self._ended:  # vLLM may announce one again that it no longer knows
-            keep_state(req_context, record)
+        if record is None or record in self._ended:  # vLLM may announce one again that it no longer knows
+            return RequestOffloadingContext()
+        keep_state(req_context, record)
+        if reads_cache(record.request):
             self.cache.ask(record.all_chunks(), record)
             if self.blending is not None:
                 self.blending.ask(record.request, record)
@@ -292,11 +295,11 @@ class HotspanManager(StepWaits, OffloadingManager):
         loaded = Counter(map(get_offload_group_idx, keys))
         # Of a sliding window only the end is loaded, of a recurrent state only the last one.
         counted = max(record.groups, key=lambda group: loaded[group.index] * group.tokens)
-        hits: Counter[Tier] = Counter()
+        record.sources = {}
         for key, chunk in zip(keys, chunks, strict=True):
             if get_offload_group_idx(key) == counted.index:
-                hits[record.promoted.get(chunk.key, Tier.RAM)] += counted.tokens
-        self.cache.stats.hit_tokens.update(hits)
+                tier = record.promoted.get(chunk.key, Tier.RAM)
+                record.sources[tier] = record.sources.pop(tier, 0) + counted.tokens
         record.load_began_s = self._clock.monotonic()
         return CPULoadStoreSpec(self.cache.begin_load([chunk.key for chunk in chunks], record))
 
@@ -387,6 +390,17 @@ class HotspanManager(StepWaits, OffloadingManager):
         self.closing.close()
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _count(self, record: RequestRecord, tokens: int) -> None:
+        """A request begins to run, for which so many tokens are loaded or blended."""
+        request = record.request
+        record.loaded_tokens = loaded_tokens(request, record.kept_tokens, tokens)
+        if not record.is_blended:
+            correct(request, record.kept_tokens, record.loaded_tokens)
+            self.cache.stats.hit_tokens.update(by_tier(record.sources, record.loaded_tokens))
+        record.kept_tokens += record.loaded_tokens
+        if reads_cache(request):
+            self.cache.stats.lookup_tokens += request.num_prompt_tokens
 
     def _record(self, req_context: ReqContext) -> RequestRecord:
         record = kept_state(req_context, RequestRecord)

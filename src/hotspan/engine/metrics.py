@@ -31,7 +31,9 @@ _BY_TIER = (
 """The fields of `CacheStats` that count by tier; the metrics have their names."""
 
 DEFINITIONS: dict[str, OffloadingMetricMetadata] = {
-    "hotspan_cache_lookup_tokens": OffloadingCounterMetadata("Prompt tokens of requests that began to run."),
+    "hotspan_cache_lookup_tokens": OffloadingCounterMetadata(
+        "Prompt tokens of requests that began to run and may read the cache."
+    ),
     "hotspan_cache_hit_tokens": OffloadingCounterMetadata("Tokens loaded instead of computed, by tier.", _TIER),
     "hotspan_cache_computed_tokens": OffloadingCounterMetadata(
         "Prompt tokens that were computed, by reason (docs/reference/reasons.md).", ("reason",)

@@ -307,7 +307,7 @@ class PresentRequests:
     def _note_saved(self, record: RequestRecord, load_s: float) -> None:
         """A request's load is complete: its text has saved what computing it would have taken more."""
         chunks = record.all_chunks()
-        if chunks and record.loaded_tokens:
+        if chunks and record.loaded_tokens and not record.request.num_preemptions:  # it is counted once
             begin, end = record.kept_tokens - record.loaded_tokens, record.kept_tokens
             cost = self.cache.cost
             saved_s = cost.prefill_s(begin, end) - load_s if cost is not None else 0.0

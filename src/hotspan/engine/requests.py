@@ -23,7 +23,7 @@ from hotspan.core.errors import MALFORMED
 from hotspan.core.namespace import NO_ADAPTER, NO_TENANT, ChunkKeyer, tenant_digest
 from hotspan.core.scopes import ScopeSet
 from hotspan.core.terms import Terms, tag_labels, tenant_label
-from hotspan.core.types import Chunk, ChunkKey
+from hotspan.core.types import Chunk, ChunkKey, Tier
 from hotspan.engine.adapters import registered_name
 from hotspan.engine.fingerprint import AdapterDigests
 from hotspan.engine.net import LEFT_OUT
@@ -78,6 +78,7 @@ class RequestRecord(Reader):
     left_out:    why nothing of it is found or kept, by the names of the reasons (cache/reasons.py); None if all may be.
     explains:    its answer says why its tokens were computed. places, form, holds: as `Directives` has them.
     past:        itself, as later requests are compared with it.
+    sources:     tokens of the chunks that it loads, by tier; the end of its text last. is_blended: it is blended.
     has_failed_load: its load could not be prepared: it is computed. failed_load: what that was of, until vLLM ends it.
     """
 
@@ -101,6 +102,8 @@ class RequestRecord(Reader):
     spans_kept: int = 0
     is_renamed: bool = False
     held_since_s: float | None = None
+    sources: dict[Tier, int] = field(default_factory=dict)
+    is_blended: bool = False
     has_failed_load: bool = False
     failed_load: frozenset[OffloadKey] | None = None
     left_out: str | None = None

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import logging
 import random
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
@@ -18,18 +17,14 @@ import orjson
 
 from hotspan.config.kv_events import CurveKeys
 from hotspan.core.clock import Clock, SystemClock
-from hotspan.core.errors import ConfigError
 from hotspan.core.threads import go_on
 from hotspan.http.bodies import Bodies, HeldBody
-from hotspan.http.connections import HttpLimits
 from hotspan.http.dashboard import HTML, dashboard
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import JSON, ClientGone, Exchange, Receive, Scope, Send
 from hotspan.http.head import DECISIVE
-from hotspan.http.hosts import Hosts
 from hotspan.http.paths import AUDIO
-from hotspan.http.upstream import Upstream
-from hotspan.router.access import Access
+from hotspan.http.upstream import Upstream, forwarded
 from hotspan.router.blocks import Blocks
 from hotspan.router.caches import FleetCaches
 from hotspan.router.dispatcher import Dispatcher
@@ -41,12 +36,15 @@ from hotspan.router.health import HealthState, ReplicaHealth
 from hotspan.router.index import PrefixIndex
 from hotspan.router.measured import follow_metrics
 from hotspan.router.metrics import CONTENT_TYPE, Metrics, State
+from hotspan.router.models import LIST, ServedModels, union
+from hotspan.router.parts import access_of, http_limits, prompts_of
 from hotspan.router.policy import Weights
 from hotspan.router.proxy import Proxy
 from hotspan.router.routes import (
     CACHE,
     CANARY,
     DRAIN,
+    MODELS,
     OWN_ROUTES,
     REPLICAS,
     RESET,
@@ -58,7 +56,6 @@ from hotspan.router.routes import (
 from hotspan.router.session import StatefulSessions
 from hotspan.router.settings import Replica, RouterSettings
 from hotspan.router.shadow import Shadows
-from hotspan.router.text import Prompts
 from hotspan.router.tracing import Tracer, no_tracer
 from hotspan.router.types import Ask
 
@@ -66,6 +63,9 @@ logger = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 60 * 1024
 """Of a request. hotspan's servers take 64 KiB, and some is added on the way to them."""
+
+_OF_LIST = frozenset(("accept-encoding", "if-none-match", "if-modified-since", "range"))
+"""Headers of a client that would change the form of a list of models, or leave it out."""
 
 _ADMIN = b"admin"
 """Owner of the administrator's bodies; clients' are digests of keys."""
@@ -91,7 +91,7 @@ class Gateway:
         rng = rng or random.Random()
         self._upstream = upstream
         self._replicas = {replica.url: replica for replica in settings.replicas}
-        self._access = _access(settings)
+        self._access = access_of(settings)
         self._bodies = Bodies(http_limits(settings))
         named = [name for name in (settings.tenant_header, settings.session_key) if name]
         self._decisive = DECISIVE | {name.lower().encode() for name in named}
@@ -105,12 +105,13 @@ class Gateway:
             on_take=lambda name: self.health[name].took(),
         )
         self.health = {
-            url: ReplicaHealth(url, settings.health, clock, rng, self.dispatcher.set_up) for url in self._replicas
+            url: ReplicaHealth(url, settings.health, clock, rng, self._health_changed) for url in self._replicas
         }
+        self._models = ServedModels(self._replicas, upstream, clock)
         self._caches = FleetCaches(
             self._replicas, upstream, lambda name: self.health[name].health is HealthState.DOWN, clock
         )
-        self._prompts = _prompts(settings, self._access)
+        self._prompts = prompts_of(settings, self._access)
         self.feeds: dict[str, EventFeed] = {}
         for replica in settings.replicas:
             self._add(replica, rng, settings.events_keys)
@@ -122,7 +123,7 @@ class Gateway:
         metrics.registry.register(self.shadows)
         self._proxy = Proxy(
             *(settings, self._prompts, upstream, self.fleet, self.dispatcher, self.health, sessions, metrics, tracer),
-            self.shadows,
+            *(self.shadows, self._models),
         )
         self._idle = asyncio.Event()
         self._idle.set()
@@ -142,11 +143,12 @@ class Gateway:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Check the replicas once; inside, follow their health, KV events and metrics."""
-        await asyncio.gather(*(each.check(self._upstream) for each in self.health.values()))
+        await asyncio.gather(*(each.check(self._upstream) for each in self.health.values()), self._models.ask())
         work = [
             *(go_on("health", functools.partial(each.run, self._upstream)) for each in self.health.values()),
             *(go_on("events", feed.run) for feed in self.feeds.values()),
             go_on("metrics", functools.partial(follow_metrics, self.fleet, self._upstream)),
+            go_on("models", self._models.run),
             go_on("shadows", self.shadows.run),
         ]
         tasks = [asyncio.create_task(each) for each in work]
@@ -220,11 +222,21 @@ class Gateway:
             return await self._proxy.forward(exchange, body, ask, began_s)
 
     async def _one(self, exchange: Exchange) -> str:
-        """By any replica, or the one that has what the path names."""
+        """By any replica, or the one that has what the path names; of the lists of models, what all list together."""
+        if exchange.method == "GET" and exchange.path == LIST:
+            return await self._list(exchange)
         owner = self._access.owner_of_texts(exchange.headers).mark
         ask = Ask((), 0, 1.0, owner=owner, response=response_of(exchange.path))
         async with self._body(exchange) as body, exchange.watched(is_cancelled=True):
             return await self._proxy.forward(exchange, body, ask, self._clock.monotonic())
+
+    async def _list(self, exchange: Exchange) -> str:
+        headers = [each for each in forwarded(exchange) if each[0].lower() not in _OF_LIST]
+        found = union(await self._models.ask(headers, exchange.target))
+        if found is None:
+            raise NoReplicaError
+        await exchange.respond(found.status, found.body)
+        return "ok" if found.rows is not None else "client_error" if found.status < 500 else "server_error"
 
     async def _all(self, exchange: Exchange) -> str:
         """By every replica; it goes on to its end also if the client hangs up."""
@@ -237,6 +249,7 @@ class Gateway:
         # Those that are up come first: the first is asked before the others.
         names = sorted(self._replicas, key=lambda name: name not in self.fleet.up)
         outcome = "complete" if await fan_out(self._upstream, self.health, names, exchange, body) else "incomplete"
+        self._models.ask_again()  # it may have changed adapters
         self._metrics.fan_outs[outcome,] += 1
         return outcome
 
@@ -284,6 +297,9 @@ class Gateway:
         elif path == CACHE and method == "GET":
             found = await self._caches.read(exchange.headers.get("authorization", ""))
             await exchange.respond(200, orjson.dumps(found))
+        elif path == MODELS and method == "GET":
+            await self._models.ask()
+            await exchange.respond(200, orjson.dumps({"models": self._models.shown()}))
         elif path == CANARY and method == "GET":
             await exchange.respond(200, orjson.dumps({"groups": self.shadows.shown()}))
         elif path == RESET and method == "POST":
@@ -311,6 +327,11 @@ class Gateway:
     def _body(self, exchange: Exchange) -> HeldBody:
         return self._bodies.body(exchange, self._access.owner(exchange.headers))
 
+    def _health_changed(self, name: str, can_take: bool) -> None:
+        if can_take and name not in self.fleet.up:
+            self._models.ask_again()
+        self.dispatcher.set_up(name, can_take)
+
     def _events_changed(self, name: str, is_exact: bool, reason: str) -> None:
         level = logging.INFO if is_exact else logging.WARNING
         logger.log(level, "kv_events_%s replica=%s reason=%s", "exact" if is_exact else "assumed", name, reason)
@@ -330,6 +351,7 @@ class Gateway:
             "prompts_match": replica.matching.is_good,
             "prompt_match_share": round(replica.matching.share, 3),
             "tokens_per_s": round(replica.load.tokens_per_s, 1),
+            "models": self._models.of(name),
         }
 
     async def _named(self, exchange: Exchange) -> str:
@@ -363,36 +385,3 @@ _ANSWERS: Mapping[Route, Callable[[Gateway, Exchange], Awaitable[str]]] = {
     Route.ADMIN: Gateway._admin,
 }
 """Who answers a route, with its outcome."""
-
-
-def http_limits(settings: RouterSettings) -> HttpLimits:
-    """What the clients of a router may take: half is divided between the API keys, where there are any."""
-    return HttpLimits(settings.max_request_bytes, settings.held_bytes, max(1, len(settings.keys)))
-
-
-def _access(settings: RouterSettings) -> Access:
-    return Access(
-        settings.tenant_header,
-        settings.keys,
-        settings.admin_token,
-        is_shared=settings.share_across_tenants,
-        hosts=Hosts((settings.host, *settings.allowed_hosts)),
-    )
-
-
-def _prompts(settings: RouterSettings, access: Access) -> Prompts:
-    """What reads prompts. Raises: ConfigError if there are events and no tokens to read them with."""
-    has_events = any(replica.events for replica in settings.replicas)
-    options: dict[str, Any] = {
-        # Events do not say which name is the model's own; without them each name can have its own texts.
-        "names": settings.model_names or (None if has_events else ()),
-        "session_key": settings.session_key or "",
-        "owner_of": access.owner_of_texts,
-        "secret": secrets.randbits(64),
-        "separators": settings.blend_separators,
-    }
-    if settings.model is not None:
-        return Prompts.load(settings.model, needs_tokens=has_events, **options)
-    if has_events:
-        raise ConfigError("events name tokens: give the model's directory with --model, or leave events= out")
-    return Prompts(**options)

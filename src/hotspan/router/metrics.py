@@ -44,8 +44,8 @@ _OUTCOMES = {
 }
 """Outcomes of the requests of each route."""
 
-_WHYS = ("502", "503", "504", "unreached")
-"""Reasons for a retry: a status, or no answer."""
+_WHYS = ("404", "502", "503", "504", "unreached")
+"""Reasons for a retry: a status, where 404 is that of a model which the replica does not have; or no answer."""
 
 Family = CounterMetricFamily | GaugeMetricFamily
 Labels = tuple[str, ...]

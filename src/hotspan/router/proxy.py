@@ -20,6 +20,7 @@ from hotspan.router.dispatcher import Dispatcher
 from hotspan.router.fleet import Fleet, NoReplicaError, Ticket
 from hotspan.router.health import ReplicaHealth, RetryBudget
 from hotspan.router.metrics import Metrics
+from hotspan.router.models import ServedModels, is_missing, named_by
 from hotspan.router.queue import Where
 from hotspan.router.session import REST, Split, StatefulSessions
 from hotspan.router.settings import RouterSettings
@@ -53,8 +54,9 @@ _PROMPT = (b'"prompt_tokens":', b'"input_length":')
 class _Request:
     """A request on its way.
 
-    where: replicas that may take it; None is any.
-    bound: the table and the name by which only one replica may take it: that of its session or stored response.
+    where:   replicas that may take it; None is any.
+    serving: those that may have its model, to which `where` is widened at most; None is any.
+    bound:   the table and the name by which only one replica may take it: that of its session or stored response.
     """
 
     exchange: Exchange
@@ -65,6 +67,7 @@ class _Request:
     began_s: float
     group: str = ""
     where: Where | None = None
+    serving: Where | None = None
     bound: tuple[StatefulSessions, str] | None = None
     tried: frozenset[str] = frozenset()
     attempts: int = 0
@@ -72,7 +75,7 @@ class _Request:
     @property
     def named(self) -> str:
         """All by which it can name a model: in its body, its path or its query."""
-        return f"{self.ask.model}\0{self.exchange.target}"
+        return f"{self.ask.model}\0{self.ask.adapter}\0{self.exchange.target}"
 
 
 class Proxy:
@@ -90,6 +93,7 @@ class Proxy:
         metrics: Metrics,
         tracer: Tracer,
         shadows: Shadows,
+        models: ServedModels,
     ) -> None:
         self._settings = settings
         self._prompts = prompts
@@ -102,6 +106,7 @@ class Proxy:
         self._metrics = metrics
         self._tracer = tracer
         self._shadows = shadows
+        self._models = models
         self._clock = fleet.clock
         self._budget = RetryBudget(settings.retry_share, settings.retry_reserve, fleet.clock)
         self._split = Split(settings.group_shares) if settings.group_shares else None
@@ -122,7 +127,7 @@ class Proxy:
                         ask, where=request.where, without=self._avoided(request), is_retry=request.attempts > 0
                     )
                 except NoReplicaError:
-                    if request.where is None:
+                    if request.where == request.serving:
                         raise
                     self._widen(request)
                     continue
@@ -171,6 +176,8 @@ class Proxy:
             if is_sign:
                 is_over = True
                 health.answered()
+            if is_missing(answer.status, first) and self._may_try_for_model(request, name):
+                return "404"
             await self._relay(request, ticket, answer, first, is_sign=is_sign)
             return None
         except UnreachedError as error:
@@ -200,15 +207,26 @@ class Proxy:
         """Whether a request may go to another replica now; if so, the retry is counted."""
         up = self._fleet.up
         others = set(up if request.where is None else request.where.intersection(up)) - request.tried - {name}
-        if not others and request.where is not None:  # better another group than none
-            request.where = None
-            others = set(up) - request.tried - {name}
+        if not others and request.where != request.serving:  # better another group than none
+            request.where = request.serving
+            others = set(up if request.where is None else request.where & up) - request.tried - {name}
         if not others or request.attempts >= self._settings.attempts or request.exchange.is_begun:
             return False
         if not self._budget.spend():
             self._metrics.retries_refused += 1
             return False
         return True
+
+    def _may_try_for_model(self, request: _Request, name: str) -> bool:
+        """Whether a request whose model a replica does not have may go to another one that may have it."""
+        ask = request.ask
+        if not (ask.model or ask.adapter or named_by(request.exchange.path)):
+            return False
+        self._unready.lacks(name, request.named)
+        if request.serving is not None:  # what it listed is no longer so
+            self._models.ask_again()
+            request.serving = None
+        return request.bound is None and self._may_retry(request, name)
 
     def _avoided(self, request: _Request) -> frozenset[str]:
         """The replicas that a request has tried, and while there are others those that are not ready for its model."""
@@ -220,7 +238,7 @@ class Proxy:
         """No replica is up any more where a request may go: from now on any may take it."""
         if not self._unbind(request):
             self._metrics.split_fallbacks += 1
-            request.where = None
+            request.where = request.serving
 
     def _unbind(self, request: _Request) -> bool:
         """Whether a request was bound to a replica, which is gone: from now on any replica may take it."""
@@ -228,7 +246,7 @@ class Proxy:
             return False
         table, name = request.bound
         table.lose(name, request.ask.owner)
-        request.bound = request.where = None
+        request.bound, request.where = None, request.serving
         return True
 
     async def _relay(
@@ -301,6 +319,9 @@ class Proxy:
 
     def _aim(self, request: _Request) -> None:
         """Set which replicas may take a request: that of its session or response, or its group of the split."""
+        ask = request.ask
+        asked = (ask.model, ask.adapter, named_by(request.exchange.path))
+        request.serving = request.where = self._models.serving(asked)
         named = request.exchange.headers.get(SESSION_HEADER, "")
         for table, name in ((self._sessions, named), (self._responses, request.ask.response)):
             if (home := table.home(name, request.ask.owner)) is None:
@@ -314,6 +335,8 @@ class Proxy:
         session = request.ask.session or request.exchange.request_id.encode()
         request.group = self._split.group(session)
         where = self._groups[request.group]
+        if request.serving is not None:
+            where &= request.serving
         if where.isdisjoint(self._fleet.up):
             self._metrics.split_fallbacks += 1
         else:

@@ -9,11 +9,13 @@ from hotspan.http.paths import BY_NAME, INVOCATIONS, PREFETCH, STATELESS, WARM, 
 OWN = "/router"
 REPLICAS, DRAIN, RESUME = f"{OWN}/replicas", f"{OWN}/replicas/drain", f"{OWN}/replicas/resume"
 CACHE = f"{OWN}/cache"
+MODELS = f"{OWN}/models"
 CANARY, RESET = f"{OWN}/canary", f"{OWN}/canary/reset"
 
 OWN_ROUTES = {
     f"GET {REPLICAS}": "The replicas: health, load, what the router knows of their caches.",
     f"GET {CACHE}": "Tiers and tenants summed over the replicas, which are asked now. The dashboard shows it.",
+    f"GET {MODELS}": "The names of models and adapters, and the replicas that serve each; replicas are asked now.",
     f"POST {DRAIN}": 'Take the replica of `{"replica": URL}` out of service.',
     f"POST {RESUME}": 'Put the replica of `{"replica": URL}` back into service.',
     f"GET {CANARY}": "What shadow requests found, by group.",

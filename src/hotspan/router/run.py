@@ -15,7 +15,8 @@ from hotspan.config.environment import environment
 from hotspan.core.clock import Clock
 from hotspan.http.serving import BACKLOG, DrainingServer, bind, uvicorn_config
 from hotspan.http.upstream import Upstream
-from hotspan.router.gateway import Gateway, http_limits
+from hotspan.router.gateway import Gateway
+from hotspan.router.parts import http_limits
 from hotspan.router.settings import RouterSettings
 from hotspan.router.tracing import Tracer, endpoint_of, no_tracer, open_tracer
 

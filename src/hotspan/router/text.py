@@ -228,6 +228,7 @@ class Prompts:
             response=continued if isinstance(continued, str) else "",
             sections=sections,
             model=model if isinstance(model := body.get("model"), str) else "",
+            adapter=_own_adapter(headers, body),
         )
 
     def learn(self, prompt_bytes: float, prompt_tokens: int, answer_tokens: int | None = None) -> None:
@@ -283,10 +284,7 @@ class Prompts:
 
     def _adapter(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> str:
         """By header, then `adapters`, then `model`, as replicas take it."""
-        named: object = headers.get(ADAPTER_HEADER) or _in_any_case(headers, ADAPTER_HEADER)
-        if not named:
-            given = body.get("adapters")
-            named = given[0] if isinstance(given, list) and given else given
+        named: object = _own_adapter(headers, body)
         if not named and self._names is not None:
             named = body.get("model")
         return named if isinstance(named, str) and named not in (self._names or ()) else ""
@@ -298,6 +296,15 @@ class Prompts:
     def _answer(self, prompt: Prompt) -> int:
         mean = round(self._answer_tokens)
         return min(mean, prompt.max_tokens) if prompt.max_tokens else mean
+
+
+def _own_adapter(headers: Mapping[str, str], body: Mapping[str, Any]) -> str:
+    """The adapter that is named apart from the model; "" if none is."""
+    named: object = headers.get(ADAPTER_HEADER) or _in_any_case(headers, ADAPTER_HEADER)
+    if not named:
+        given = body.get("adapters")
+        named = given[0] if isinstance(given, list) and given else given
+    return named if isinstance(named, str) else ""
 
 
 def _in_any_case(headers: Mapping[str, str], name: str) -> str:

@@ -71,6 +71,7 @@ class Ask:
     response:      that it continues or reads, which only the replica that made it has; empty if none.
     sections:      of the prompt, which replicas that blend reuse at any place.
     model:         that its body names; empty if it names none.
+    adapter:       that is named apart from it, as LMI's clients do.
     """
 
     keys: Sequence[int]
@@ -83,3 +84,4 @@ class Ask:
     response: str = ""
     sections: Sequence[Section] = ()
     model: str = ""
+    adapter: str = ""

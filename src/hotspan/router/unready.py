@@ -10,6 +10,9 @@ _MAX_NAMES = 4096
 _LEAST_S, _MOST_S = 1.0, 60.0
 """Bounds of what a replica's Retry-After counts for."""
 
+_LACKED_S = 10.0
+"""How long a replica that has no model of a name is taken to have none."""
+
 
 class UnreadyModels:
     """Which replicas refused a model as not ready, until their Retry-After is over. One event loop's.
@@ -27,6 +30,11 @@ class UnreadyModels:
         wait_s = min(max(float(after[:6]) if after.isdecimal() else 0.0, _LEAST_S), _MOST_S)
         digest = _digest(model)
         self._until_s[digest] = (self._until_s.used(digest) or {}) | {replica: self._clock.monotonic() + wait_s}
+
+    def lacks(self, replica: str, model: str) -> None:
+        """A replica answered that it has no model of the name in a request."""
+        digest = _digest(model)
+        self._until_s[digest] = (self._until_s.used(digest) or {}) | {replica: self._clock.monotonic() + _LACKED_S}
 
     def of(self, model: str) -> frozenset[str]:
         """The replicas that are not ready for the model that requests name so."""

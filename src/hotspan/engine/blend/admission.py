@@ -186,6 +186,7 @@ class Blending:
         nonce = os.urandom(NONCE_BYTES)
         private = isolated(request.block_hashes, plan.first_approximate, self._block_tokens, nonce)
         request.block_hashes[:] = private
+        known.record.is_blended = True
         known.record.may_store = False  # neither this prompt's windows nor its chunks: from there on all is approximate
         known.to_store.clear()
         pieces = [Piece(reuse.run, slot, reuse.skip, reuse.at) for reuse, slot in zip(plan.reused, slots, strict=True)]
