@@ -20,7 +20,7 @@ TORCHVISION := 0.28.0
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 VENV := .venv
 BIN := $(VENV)/bin
-LOCK := requirements-cpu.lock
+LOCK := requirements-$(ENGINE).lock
 STAMP := $(VENV)/.installed-$(ENGINE)
 DEVELOPING := $(VENV)/.developing-$(ENGINE)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -73,7 +73,7 @@ install-cpu:
 install-gpu:
 	$(SAY) "2/3 nvidia-smi sees a CUDA GPU, so: the engine's GPU build"
 	$(SAY) "3/3 hotspan, the GPU engine and PyTorch (some minutes)"
-	@$(PIP) install -e ".[gpu]" $(BRIEFLY)
+	@$(PIP) install $(CONSTRAINTS) -e ".[gpu]" $(BRIEFLY)
 
 demo: install  ## Show on this machine what hotspan saves, with a small trained model (about 7 minutes)
 	@$(BIN)/hotspan demo --output demo-output
@@ -323,7 +323,7 @@ test-families: develop  ## Every model family through RAM, disk, L2 and a restar
 test-random: develop servers  ## The property tests, with other examples in each run
 	@$(BIN)/python -m pytest -m "not slow and not engine" -n $(WORKERS) --hypothesis-profile=random
 
-# Environments of their own, .venv-vllm-*, and sources to read, .vllm-sources (about 10 GB, and 20 minutes the first time).
+# Environments of their own, .venv-vllm-*, and sources to read, ~/.cache/hotspan/vllm-sources (about 10 GB, and 20 minutes the first time).
 RANGE_TESTS := $(addprefix tests/engine/test_,compat.py identity.py disk.py events.py forgetting.py) tests/server/test_serve.py
 .PHONY: test-vllm-range
 test-vllm-range: develop servers  ## The engine's tests with the oldest vLLM and the newest for CPUs, and the sources of all
@@ -346,6 +346,16 @@ lock: develop  ## Write the versions in .venv to requirements-cpu.lock
 	@mv $(LOCK).new $(LOCK)
 	@touch $(STAMP)
 	@echo "==> $(LOCK): $$(grep -c == $(LOCK)) packages"
+
+# Resolved from what packages say of themselves: no GPU is needed, and nothing is installed but the resolver.
+.PHONY: lock-gpu
+lock-gpu:  ## Write what hotspan[gpu,aws] installs on Linux x86-64 to requirements-gpu.lock
+	@$(PYTHON) -m venv .venv-lock && .venv-lock/bin/python -m pip --disable-pip-version-check install -q uv
+	@{ echo "# Exact versions of the GPU engine and of hotspan's dependencies (Linux x86-64, Python 3.11). Written by: make lock-gpu"; \
+	  .venv-lock/bin/uv pip compile -q pyproject.toml --extra gpu --extra aws --python-version 3.11 \
+	  --python-platform x86_64-manylinux_2_28 --no-annotate --no-header; } > requirements-gpu.lock.new
+	@mv requirements-gpu.lock.new requirements-gpu.lock
+	@echo "==> requirements-gpu.lock: $$(grep -c == requirements-gpu.lock) packages"
 
 # Tools of a release in an environment of their own: they need no engine.
 .PHONY: dist
@@ -387,5 +397,5 @@ compose:  ## Check the Compose file of the examples (Docker Compose, or Debian: 
 	 else docker-compose -f examples/compose/compose.yaml config -q; fi
 
 clean:  ## Remove .venv and what the tools cached
-	rm -rf $(VENV) .venv-vllm-* .venv-peers .venv-release .venv-site .vllm-sources build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-vllm-* .venv-peers .venv-release .venv-site .venv-lock build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src kit tests proofs benchmarks docsite -name __pycache__ -type d -prune -exec rm -rf {} +

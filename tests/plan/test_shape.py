@@ -93,12 +93,18 @@ def test_ranks_split_heads_and_then_copy_them(ranks: int, factor: int) -> None:
     assert shape.kv_bytes_per_token == factor * 57344
 
 
-def test_a_latent_is_on_every_rank() -> None:
-    """MLA's latent can't be split: eight ranks keep eight copies."""
+def test_a_latent_is_on_every_rank_and_once_in_a_tier() -> None:
+    """MLA's latent can't be split: eight ranks keep eight copies, and their tiers one, as those of one rank do."""
     one = ModelShape.from_config(models.DEEPSEEK_V3)
-    assert (
-        ModelShape.from_config(models.DEEPSEEK_V3, tensor_parallel=8).kv_bytes_per_token == 8 * one.kv_bytes_per_token
-    )
+    eight = ModelShape.from_config(models.DEEPSEEK_V3, tensor_parallel=8)
+    assert eight.kv_bytes_per_token == 8 * one.kv_bytes_per_token == eight.copies * 70_272
+    assert eight.tier_bytes_per_token == one.tier_bytes_per_token and eight.chunk_bytes == one.chunk_bytes
+
+
+def test_copies_of_heads_are_stored_each() -> None:
+    """KV heads that are fewer than the ranks take a place for each rank in a tier, too."""
+    shape = ModelShape.from_config(models.QWEN_7B, tensor_parallel=8)
+    assert shape.copies == 1 and shape.tier_bytes_per_token == shape.kv_bytes_per_token
 
 
 @pytest.mark.parametrize(

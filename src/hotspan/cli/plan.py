@@ -192,7 +192,7 @@ class _Case:
 
     def _as_measured(self, chosen: TierPlan, pool: int, l2: int) -> tuple[TierPlan, int, int]:
         """Tiers, pool and L2 of the sizes that the server has."""
-        held = {tier: tokens * self.shape.tier_bytes_per_token for tier, tokens in self.told.capacity_tokens.items()}
+        held = {tier: tokens * self._token_bytes(tier) for tier, tokens in self.told.capacity_tokens.items()}
         if not held:
             return chosen, pool, l2
         disk = held.get(Tier.DISK)
@@ -257,8 +257,12 @@ class _Case:
                 why = f"the machine has {there / GIB:,.1f} GiB: lower --{what.lower()}-gib or --workers"
                 yield Reason(f"{what} of all engines", f"{needed / GIB:,.1f} GiB", why)
 
+    def _token_bytes(self, tier: Tier) -> int:
+        """What a token takes: in the pools of all ranks together, or in a tier, which has one copy for all ranks."""
+        return self.shape.tier_bytes_per_token * (self.shape.copies if tier is Tier.GPU else 1)
+
     def _pool(self, pool: int, why: str) -> Reason:
-        tokens = pool // (self.shape.tier_bytes_per_token or 1)
+        tokens = pool // (self._token_bytes(Tier.GPU) or 1)
         return Reason("engine's pool", f"{pool / GIB:,.1f} GiB, {tokens:,} tokens", why)
 
     def _weights(self) -> Reason:

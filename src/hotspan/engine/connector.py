@@ -71,6 +71,7 @@ from hotspan.engine.manager import HotspanManager
 from hotspan.engine.net import LEFT_OUT, netted
 from hotspan.engine.opening import open_cache
 from hotspan.engine.plugin import log_as_vllm, open_controls
+from hotspan.engine.replicas import REPLICAS, replicas_of
 from hotspan.engine.spec import HotspanSpec, managed
 from hotspan.engine.weights import WeightsWatch
 from hotspan.engine.worker import HostWorker
@@ -152,6 +153,7 @@ class HotspanConnector(OffloadingConnector):
             _check_groups(kv_cache_config)
             extra[NODES] = nodes(vllm_config.parallel_config)
             extra[START] = getattr(vllm_config, "instance_id", "")
+            extra[REPLICAS] = replicas_of(vllm_config, kv_cache_config)
             extra["blocks_per_chunk"] = _blocks_per_chunk(settings.chunk_tokens, kv_cache_config)
             with managed(opened):
                 super().__init__(vllm_config, role, kv_cache_config)

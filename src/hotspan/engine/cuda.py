@@ -93,7 +93,16 @@ class CudaWorker(CPUOffloadingWorker):
     not reported is a hit.
     """
 
-    def __init__(self, kv_caches: CanonicalKVCaches, slab: SharedSlab, blocks_per_chunk: int, offset: int) -> None:
+    def __init__(
+        self,
+        kv_caches: CanonicalKVCaches,
+        slab: SharedSlab,
+        blocks_per_chunk: int,
+        offset: int,
+        *,
+        stores: bool = True,
+    ) -> None:
+        """stores: False where another rank stores the same bytes: stores end as they are submitted."""
         region: Any = SlabRegion(slab, offset, rank=torch.cuda.current_device())
         try:
             super().__init__(kv_caches, blocks_per_chunk, slab.slots, region)
@@ -101,7 +110,7 @@ class CudaWorker(CPUOffloadingWorker):
         except BaseException:
             region.cleanup()  # of which vLLM's worker is the owner only once it is made
             raise
-        self._per_chunk = blocks_per_chunk
+        self._per_chunk, self._stores = blocks_per_chunk, stores
         self._loading: set[int] = set()
         self._ended: list[TransferResult] = []
         if not region.is_pinned:
@@ -114,6 +123,9 @@ class CudaWorker(CPUOffloadingWorker):
             )
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any, **rest: Any) -> bool:
+        if not self._stores:
+            self._ended.append(TransferResult(job_id, True))
+            return True
         if self._gaps is not None and not self._gaps.fills(src_spec):
             self._gaps.blank(places(src_spec, dst_spec, self._per_chunk))
         return bool(super().submit_store(job_id, src_spec, dst_spec, **rest))
@@ -145,7 +157,9 @@ class CudaWorker(CPUOffloadingWorker):
             self._ended.append(result)
 
 
-def cuda_worker(kv_caches: CanonicalKVCaches, slab: SharedSlab, blocks_per_chunk: int, offset: int) -> OffloadingWorker:
+def cuda_worker(
+    kv_caches: CanonicalKVCaches, slab: SharedSlab, blocks_per_chunk: int, offset: int, *, stores: bool = True
+) -> OffloadingWorker:
     """A worker that moves whole pages between the GPU and the slab's slots, starting at byte `offset` of each.
 
     Raises: EngineError if vLLM's worker is not the one that hotspan was built for.
@@ -156,7 +170,7 @@ def cuda_worker(kv_caches: CanonicalKVCaches, slab: SharedSlab, blocks_per_chunk
             f"vLLM {engine_version()} asks hotspan's slab for {', '.join(sorted(missing))}, which it does not have: "
             "install a vLLM that hotspan was tested with (docs/compatibility.md)"
         )
-    return CudaWorker(kv_caches, slab, blocks_per_chunk, offset)
+    return CudaWorker(kv_caches, slab, blocks_per_chunk, offset, stores=stores)
 
 
 _FIELDS = {

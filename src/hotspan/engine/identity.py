@@ -25,6 +25,7 @@ from hotspan.engine.compat import hash_seed, kv_layout
 from hotspan.engine.contract import engine_version
 from hotspan.engine.fingerprint import FileDigests, model_digest
 from hotspan.engine.kv_fields import KV, kv_environment
+from hotspan.engine.replicas import replicas_of
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ def namespace_fields(
         "engine": engine_version(),
         "device": _device(),
         **_configured(vllm_config),
+        **_of_one_copy(vllm_config, replicas_of(vllm_config, kv_cache_config)),
         **{f"environment.{name}": value for name, value in kv_environment(environment()).items()},
     }
     if not _has_digest(model, vllm_config.load_config):
@@ -174,6 +176,20 @@ def _configured(vllm_config: VllmConfig) -> dict[str, str]:
             if part is not None and hasattr(part, name):
                 found[f"{section}.{name}"] = json.dumps(_plain(getattr(part, name)), sort_keys=True)
     return found
+
+
+_RANKS = ("parallel_config.tensor_parallel_size", "speculative_config.draft_tensor_parallel_size")
+
+
+def _of_one_copy(vllm_config: VllmConfig, replicas: int) -> dict[str, str]:
+    """The fields of tensor parallelism where ranks share one copy: those of as many ranks as there are copies.
+
+    The bytes are then the same however many ranks compute them; only the rounding of their sums differs.
+    """
+    if replicas == 1:
+        return {}
+    copies = vllm_config.parallel_config.tensor_parallel_size // replicas
+    return {name: json.dumps(copies) for name in _RANKS if name in _configured(vllm_config)}
 
 
 def _section(vllm_config: VllmConfig, path: str) -> Any:

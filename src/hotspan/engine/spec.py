@@ -22,6 +22,7 @@ from hotspan.core.message_buffers import sweep_buffers
 from hotspan.core.types import GIB, PAGE_BYTES, round_up
 from hotspan.engine.hosts import ADAPTERS, NODES, START, RankReport, mark, over_hosts_refused, ranks_here
 from hotspan.engine.metrics import DEFINITIONS, unregister_metrics
+from hotspan.engine.replicas import REPLICAS
 from hotspan.tiers.slab import SharedSlab, sweep_dead_slabs
 
 logger = logging.getLogger(__name__)
@@ -43,11 +44,13 @@ class HotspanSpec(OffloadingSpec):
     """vLLM's offloading spec for hotspan's tiers.
 
     A slot is one chunk of one KV cache group: the blocks' pages of every worker, one after the other. Where several
-    hosts share the ranks by configuration, the slots of each have room for its own.
+    hosts share the ranks by configuration, the slots of each have room for its own. Ranks that hold the same KV have
+    one part: the first of them stores it, and all load it.
 
         slot: [ rank 0: tensor 0 | tensor 1 ... ][ rank 1: ... ] ... [ zeros up to a page ]
 
-    ranks:         how many a slot has room for.
+    ranks:         how many share a slot.
+    replicas:      how many of these, one after the other, hold the same KV.
     is_over_hosts: whether a rank is elsewhere than the scheduler, which asks (`find_ranks`).
     """
 
@@ -63,7 +66,8 @@ class HotspanSpec(OffloadingSpec):
         self.settings = CacheSettings.from_json(self.extra_config["hotspan"])
         self.rank_bytes = config.worker_kv_bytes_per_block * self.blocks_per_chunk
         self.ranks = config.parallel.world_size // self.extra_config.get(NODES, 1)
-        self.slot_bytes = round_up(max(1, self.rank_bytes * self.ranks), PAGE_BYTES)
+        self.replicas: int = self.extra_config.get(REPLICAS, 1)
+        self.slot_bytes = round_up(max(1, self.rank_bytes * self.ranks // self.replicas), PAGE_BYTES)
         self.slots = self.settings.ram_bytes // self.slot_bytes
         if self.slots < 1:
             raise ConfigError(
@@ -85,7 +89,7 @@ class HotspanSpec(OffloadingSpec):
 
     def find_ranks(self, slab: SharedSlab) -> None:
         """Find out which ranks share the scheduler's slab. Raises: ConfigError if what is asked for needs them all."""
-        here, ranks = ranks_here(slab, self.rank_bytes, self.ranks), self.config.parallel.world_size
+        here, ranks = ranks_here(slab, self._mark_bytes, self.ranks), self.config.parallel.world_size
         self.is_over_hosts = len(here) < ranks
         if self.is_over_hosts:
             how = f"{len(here)} of its {ranks} ranks are on the scheduler's"
@@ -109,17 +113,23 @@ class HotspanSpec(OffloadingSpec):
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         if self._worker is None:
-            offset = self.config.parallel.rank % self.ranks * self.rank_bytes
+            rank = self.config.parallel.rank % self.ranks
+            offset, stores = rank // self.replicas * self.rank_bytes, rank % self.replicas == 0
             sweep_dead_slabs()  # on a host without a scheduler nobody else does
             sweep_buffers()
             slab = self.open_slab()
             if current_platform.is_cuda_alike():
                 from hotspan.engine.cuda import cuda_worker
 
-                self._worker = cuda_worker(kv_caches, slab, self.blocks_per_chunk, offset)
+                self._worker = cuda_worker(kv_caches, slab, self.blocks_per_chunk, offset, stores=stores)
             else:
                 from hotspan.engine.worker import HostWorker
 
-                self._worker = HostWorker(kv_caches, slab, self.blocks_per_chunk, offset)
-            mark(slab, offset)
+                self._worker = HostWorker(kv_caches, slab, self.blocks_per_chunk, offset, stores=stores)
+            mark(slab, rank * self._mark_bytes)
         return self._worker
+
+    @property
+    def _mark_bytes(self) -> int:
+        """How far apart the marks of two ranks are in a slot, which may have one part for both."""
+        return self.slot_bytes // self.ranks

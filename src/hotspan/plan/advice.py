@@ -100,20 +100,22 @@ def advise(
     A tier has a copy of what is in those above it, so what it adds is what it is larger. Users that come round in a
     fixed order fare worse: then what is older than the tier is large is never found.
     """
-    text_bytes = shape.text_bytes(tokens)
+    text_bytes, copies = shape.text_bytes(tokens), shape.copies
     disk_bytes = plan.disk.bytes if plan.disk is not None else 0
     sizes = {Tier.GPU: pool_bytes, Tier.RAM: plan.ram_bytes, Tier.DISK: disk_bytes, Tier.L2: l2_bytes}
-    holdings, held, chunk = [], 0.0, shape.chunk_bytes
+    holdings, held = [], 0.0
     above = 0 if pool_bytes else None
     compute_s = tokens / prefill_tokens_per_s if prefill_tokens_per_s else None
     for tier, size in sizes.items():
         if not size and not (hits or {}).get(tier):
             continue
-        found = max(held, min(1.0, size / (users * text_bytes)) if text_bytes else 0.0)
+        # Each rank's pool has a copy, and each rank loads from RAM; the tiers below move one.
+        kept, moved = copies if tier is Tier.GPU else 1, 1 if tier is Tier.RAM else copies
+        found = max(held, min(1.0, size / (users * text_bytes * kept)) if text_bytes else 0.0)
         rate, latency = (gb_s or {}).get(tier), latency_s.get(tier, 0.0)
-        load_s = shape.load_bytes(tokens) / rate / 1e9 if rate else None
-        texts = size // text_bytes if text_bytes else 0
-        holds = size // chunk * shape.chunk_tokens
+        load_s = shape.load_bytes(tokens) / moved / rate / 1e9 if rate else None
+        texts = size // (text_bytes * kept) if text_bytes else 0
+        holds = size // (shape.chunk_bytes * kept) * shape.chunk_tokens
         saved_s = (compute_s - load_s) / tokens if compute_s is not None and load_s is not None else 0.0
         text_from = max(shape.chunk_tokens, math.ceil(latency / saved_s)) if saved_s > 0 else None
         hit_rate = found - held if hits is None else hits.get(tier, 0.0)

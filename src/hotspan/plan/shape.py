@@ -147,8 +147,13 @@ class ModelShape:
         return sum(layers.count * (layers.state_bytes or 0) for layers in self.layers)
 
     @property
+    def copies(self) -> int:
+        """How many ranks hold the same KV, of which a tier has one copy: all of them where each layer keeps latents."""
+        return self.tensor_parallel if {layers.kind for layers in self.layers} == {LayerKind.LATENT} else 1
+
+    @property
     def tier_bytes_per_token(self) -> int:
-        """What one token takes in a tier: `kv_bytes_per_token` and what equal slots waste.
+        """What one token takes in a tier: one copy of `kv_bytes_per_token`, and what equal slots waste.
 
         The engine cuts layers of several kinds into groups of as many layers each, and fills the last one up:
 
@@ -156,10 +161,10 @@ class ModelShape:
         """
         kept = [layers for layers in self.layers if layers.token_bytes]
         if len({layers.token_bytes for layers in kept}) != 1:
-            return self.kv_bytes_per_token
+            return self.kv_bytes_per_token // self.copies
         counts = [layers.count for layers in kept]
         size = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
-        return sum(-(-count // size) * size for count in counts) * kept[0].token_bytes
+        return sum(-(-count // size) * size for count in counts) * kept[0].token_bytes // self.copies
 
     @property
     def chunk_tokens(self) -> int:
@@ -182,7 +187,7 @@ class ModelShape:
         return tokens // self.chunk_tokens * self.chunk_bytes
 
     def load_bytes(self, tokens: int) -> int:
-        """What comes back when a text of so many tokens is a hit: of a sliding window only its last tokens."""
+        """What all ranks load when a text of so many tokens is a hit: of a sliding window only its last tokens."""
         needed = (min(tokens, layers.window or tokens) * layers.count * layers.token_bytes for layers in self.layers)
         return sum(needed) + (self.state_bytes or 0)
 

@@ -172,6 +172,10 @@ def _model_reason(engine: _Engine) -> Reason:
         why = "it can't be computed from the model's config: tiers are sized by the machine alone"
         return Reason("KV", "unknown", why)
     of = f"{shape.describe()}; {shape.kv_dtype}; {_count(shape.tensor_parallel, 'rank')}"
+    if shape.copies > 1:
+        of += (
+            f", each of which holds all of it: the tiers have one copy, {shape.tier_bytes_per_token:,} bytes per token"
+        )
     return Reason("KV", f"{shape.kv_bytes_per_token:,} bytes per token", f"{_size(shape.chunk_bytes)} per chunk; {of}")
 
 

@@ -19,10 +19,12 @@ from hotspan.cache.ram import RamTier
 from hotspan.cache.tiered import TieredCache
 from hotspan.engine import connector
 from hotspan.engine.connector import HotspanConnector
-from hotspan.engine.cuda import SlabRegion, host_unregister
+from hotspan.engine.cuda import CudaWorker, SlabRegion, host_unregister
 from hotspan.engine.gaps import Gaps
 from kit.cuda.machine import Device
 from kit.cuda.streams import Event, Stream
+
+from .runner import Rank
 
 Change = tuple[Any, str, Callable[[Any], Any]]
 """Whose attribute is replaced, by what is made from what it was."""
@@ -172,6 +174,14 @@ def _first_part(inner: Any) -> Any:
     return lambda self, slab, offset, rank: inner(self, slab, 0, rank)
 
 
+def _every_rank_stores(inner: Any) -> Any:
+    return lambda self, *arguments, **named: inner(self, *arguments, **(named | {"stores": True}))
+
+
+def _nobody_stores(inner: Any) -> Any:
+    return lambda self, *arguments, **named: inner(self, *arguments, **(named | {"stores": False}))
+
+
 def _used_by_the_engine_alone(inner: Any) -> Any:
     return property(lambda self: self.engine_copies or self.held)
 
@@ -216,6 +226,17 @@ FAULTS = (
         {"pins": 1.0, "pace": 2.0, "settles": False, "is_async": True},
     ),
     Fault("each rank copies to the first one's part", ((SlabRegion, "__init__", _first_part),), {"ranks": 2}),
+    Fault(
+        "each rank stores what all ranks share",
+        ((CudaWorker, "__init__", _every_rank_stores),),
+        {"ranks": 2, "kind": "latents"},
+    ),
+    Fault(
+        "the host writes a graph's inputs before they are copied",
+        ((Rank, "_await_buffers", _nothing),),
+        {"has_graphs": True, "is_async": True, "pace": 0.0},
+    ),
+    Fault("no rank stores", ((CudaWorker, "__init__", _nobody_stores),), {"ranks": 2, "kind": "latents"}),
     Fault(
         "a slot is free while a tier uses it",
         ((Entry, "is_used", _used_by_the_engine_alone),),

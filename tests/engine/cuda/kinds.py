@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec
 
+from hotspan.engine.contract import ENGINE
+
 WINDOW = 512
+_SHARDS: dict[str, Any] = {"max_tp_shards": 1} if "max_tp_shards" in {f.name for f in fields(MLAAttentionSpec)} else {}
 
 
 def _full(size: int, **other: Any) -> FullAttentionSpec:
@@ -27,7 +30,7 @@ def _state(size: int) -> MambaSpec:
 
 
 def _latent(size: int) -> MLAAttentionSpec:
-    return MLAAttentionSpec(block_size=size, num_kv_heads=1, head_size=24, dtype=torch.bfloat16)
+    return MLAAttentionSpec(block_size=size, num_kv_heads=1, head_size=24, dtype=torch.bfloat16, **_SHARDS)
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Kind:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-KINDS = {
+ALL_KINDS = {
     kind.name: kind
     for kind in (
         Kind("full", lambda size: [_full(size)] * 3),
@@ -55,3 +58,6 @@ KINDS = {
         Kind("fp8", lambda size: [_full(size, head_size=16, head_size_v=20, dtype=torch.uint8)] * 2),
     )
 }
+
+KINDS = {name: kind for name, kind in ALL_KINDS.items() if ENGINE >= (0, 29) or kind.layout == "LBHNC"}
+"""Those that the installed vLLM can hold: until 0.28 a layer's blocks lie in a tensor of their own."""

@@ -17,19 +17,13 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import (
-    AttentionSpec,
-    KVCacheConfig,
-    MambaSpec,
-    SlidingWindowSpec,
-    group_kernel_blocks,
-)
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
-from vllm.v1.worker.utils import allocate_kv_cache
+from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, MambaSpec, SlidingWindowSpec
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 
+from hotspan.engine.contract import ENGINE
 from kit.cuda.clocks import Clock
 from kit.cuda.machine import Device, Machine
-from kit.cuda.streams import Event
+from kit.cuda.streams import Event, Kernel
 
 from ..harness.runner import KnownBytes, Row
 from .kinds import WINDOW, Kind
@@ -37,6 +31,16 @@ from .kinds import WINDOW, Kind
 _STEP = 0x9E3779B97F4A7C15
 _COMPARED = 0.2
 """Of the steps that compute one token of a request, how many compare all that was before; of others all do."""
+
+
+if ENGINE >= (0, 29):
+    from vllm.v1.kv_cache_interface import group_kernel_blocks
+    from vllm.v1.worker.utils import allocate_kv_cache
+else:
+
+    def group_kernel_blocks(cache: Any, num_blocks: int) -> Any:
+        """A layer's cache by blocks."""
+        return cache[0] if isinstance(cache, list) else cache
 
 
 class Layer:
@@ -61,14 +65,24 @@ class Layer:
 
 
 class Rank(KnownBytes):
-    """One rank. `wrong` and `read` count what its kernels found, when its stream came to them."""
+    """One rank. `wrong` and `read` count what its kernels found, when its stream came to them.
+
+    has_graphs: its kernels are a graph's: they find the step's blocks in buffers of the device, which stay where they
+                are. The host writes the next step's into one pinned buffer, from which the stream copies them.
+    """
 
     kind: Kind
     device: Device
+    has_graphs: bool = False
 
     def _init_executor(self) -> None:
         super()._init_executor()
         self.rank = self.vllm_config.parallel_config.rank
+        self._pinned: list[Any] = []
+        self._static: list[Any] = []
+        self._copied: Event | None = None
+        self._drafts: dict[str, list[int]] = {}
+        self.accepted = 0
 
     def _initialize_from_config(self, configs: list[KVCacheConfig]) -> None:
         (config,) = configs
@@ -76,12 +90,7 @@ class Rank(KnownBytes):
         self._groups = [group.kv_cache_spec for group in config.kv_cache_groups]
         self._block = self._groups[0].block_size
 
-        def zeros(size: int, **_: Any) -> torch.Tensor:
-            return torch.frombuffer(device.allocate(size), dtype=torch.int8)
-
-        with patch.object(torch, "zeros", zeros):
-            layout = self.cache_config.get_resolved_kv_cache_layout()
-            caches = allocate_kv_cache(config, torch.device("cpu"), layout)
+        caches = self._allocate(config)
         numbers = {name: n for n, name in enumerate(caches)}
         base = 0 if self.kind.is_replicated else self.rank * len(numbers)
         self._layers = [
@@ -95,22 +104,41 @@ class Rank(KnownBytes):
         self.connector = KVConnectorFactory.create_connector(self.vllm_config, KVConnectorRole.WORKER, config)
         self.connector.register_kv_caches(caches)
 
+    def _allocate(self, config: KVCacheConfig) -> dict[str, Any]:
+        """Each layer's KV cache in the device's memory, as this release's model runner makes it."""
+        if ENGINE >= (0, 29):
+
+            def zeros(size: int, **_: Any) -> torch.Tensor:
+                return torch.frombuffer(self.device.allocate(size), dtype=torch.int8)
+
+            with patch.object(torch, "zeros", zeros):
+                layout = self.cache_config.get_resolved_kv_cache_layout()
+                return dict(allocate_kv_cache(config, torch.device("cpu"), layout))
+        memory = self.device.allocate(sum(tensor.size for tensor in config.kv_cache_tensors))
+        specs = {name: group.kv_cache_spec for group in config.kv_cache_groups for name in group.layer_names}
+        caches, start = dict[str, Any](), 0
+        for tensor in config.kv_cache_tensors:
+            found = torch.frombuffer(memory, dtype=torch.int8, count=tensor.size, offset=start)
+            view = found.view(config.num_blocks, -1)
+            caches |= {name: [view] if isinstance(specs[name], MambaSpec) else view for name in tensor.shared_by}
+            start += tensor.size
+        return caches
+
     def step(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """What a GPU's model runner does in a step, in its order; kernels are launched and not waited for."""
         self.steps += 1
         connector = self.connector
         connector.handle_preemptions(output.kv_connector_metadata)
         connector.bind_connector_metadata(output.kv_connector_metadata)
-        if output.has_sync_kv_loads:
+        begins_with_loads = getattr(output, "has_sync_kv_loads", True)
+        if begins_with_loads:
             connector.start_load_kv(None)
         sampled = self._compute(output)
-        if not output.has_sync_kv_loads:
+        if not begins_with_loads:
             connector.start_load_kv(None)
         connector.wait_for_save()
         told = KVConnectorOutput()
-        results = connector.get_transfer_results(output.finished_req_ids)
-        told.finished_sending, told.finished_recving = results.finished_sending, results.finished_recving
-        told.failed_recving = results.failed_recving
+        self._tell(told, output.finished_req_ids)
         told.invalid_block_ids = connector.get_block_ids_with_load_errors()
         told.kv_connector_stats = connector.get_kv_connector_stats()
         told.kv_connector_worker_meta = connector.build_connector_worker_meta()
@@ -120,15 +148,85 @@ class Rank(KnownBytes):
         result.kv_connector_output = told
         return result
 
+    def _tell(self, told: KVConnectorOutput, ended: set[str]) -> None:
+        """Which requests' transfers have ended."""
+        if ENGINE < (0, 32):
+            told.finished_sending, told.finished_recving = self.connector.get_finished(ended)
+            return
+        results = self.connector.get_transfer_results(ended)
+        told.finished_sending, told.finished_recving = results.finished_sending, results.finished_recving
+        told.failed_recving = results.failed_recving
+
     def _compute(self, output: SchedulerOutput) -> dict[str, list[int]]:
         self._checks: list[Callable[[], None]] = []
+        self._tables: list[Any] = []
         self._reads, self._writes = set[int](), set[int]()
+        self._drafts = dict(output.scheduled_spec_decode_tokens)
         if output.new_block_ids_to_zero:
             self._zero(list(output.new_block_ids_to_zero))
         sampled = super()._compute(output)
         if self._checks:
+            if self.has_graphs:
+                self._fill_buffers()
             self.device.launch(self._checks, self._reads, self._writes, "a forward pass")
         return sampled
+
+    def _await_buffers(self) -> None:
+        """The host may write into the pinned buffer: the last step's copy of it has been made."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def _fill_buffers(self) -> None:
+        """The step's blocks go to the device, as vLLM's model runner sends them."""
+        self._await_buffers()
+        self._pinned[:] = self._tables
+        self.device.call("cudaMemcpyAsync")
+
+        def copied() -> None:
+            self._static[:] = self._pinned
+
+        self.device.compute.submit(Kernel(copied))
+        self._copied = Event(self.device)
+        self._copied.record(self.device.compute)
+
+    def _table(self, blocks: Any) -> Callable[[], Any]:
+        """Where a kernel finds the blocks of its tokens; it may find another step's."""
+        place = len(self._tables)
+        self._tables.append(blocks)
+        if not self.has_graphs:
+            return lambda: blocks
+        return lambda: self._static[place] if place < len(self._static) else None
+
+    def _run(self, name: str, computed: int, count: int) -> list[int]:
+        """As the base does; of a step with drafts, as many as are what would have been sampled."""
+        drafts = self._drafts.get(name)
+        if not drafts:
+            return super()._run(name, computed, count)
+        row = self._rows[name]
+        first = len(row.tokens)
+        tried = copy.copy(row)
+        tried.tokens, tried.kv = list(row.tokens), list(row.kv)
+        for draft in drafts:
+            tried.append(draft)
+        self._attend(tried, computed, computed + count)
+        sampled = list[int]()
+        for place in range(first - 1, computed + count):
+            row.append(3 + tried.kv[place] % 700)
+            sampled.append(row.tokens[-1])
+            if place + 1 >= len(tried.tokens) or row.tokens[-1] != tried.tokens[place + 1]:
+                break
+        self.accepted += len(sampled) - 1
+        return sampled
+
+    def proposed(self, name: str, most: int) -> list[int]:
+        """Drafts of a request's next tokens, some of which are wrong. Only the first rank is asked."""
+        row = copy.copy(self._rows[name])
+        row.tokens, row.kv = list(row.tokens), list(row.kv)
+        first, chance = len(row.tokens), self.device.machine.chance
+        for _ in range(chance.randrange(most + 1)):
+            token = 3 + row.kv[-1] % 700
+            row.append(token if chance.random() < 0.7 else 3 + (token + 1) % 700)
+        return row.tokens[first:]
 
     def _zero(self, blocks: list[int]) -> None:
         def run() -> None:
@@ -155,8 +253,13 @@ class Rank(KnownBytes):
         self._reads.update(blocks[first:computed].tolist())
         self._writes.update(blocks[computed:].tolist())
         compares = end - computed > 1 or self.device.machine.chance.random() < _COMPARED
+        table = self._table(blocks)
 
         def run() -> None:
+            blocks = table()
+            if blocks is None or len(blocks) != end:
+                self.wrong += end
+                return
             for layer in layers:
                 known = layer.bytes_of(kv, layer.tokens.shape[2])
                 if compares:
@@ -223,6 +326,8 @@ class Ranks(KnownBytes):
 
     machine: ClassVar[Machine]
     kind: ClassVar[Kind]
+    has_graphs: ClassVar[bool] = False
+    drafts: ClassVar[int] = 0
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:
@@ -234,7 +339,7 @@ class Ranks(KnownBytes):
         self._todo = [deque[_Step]() for _ in self.machine.devices]
         self._pending: _Awaited | None = None
         for number, device in enumerate(self.machine.devices):
-            made = type("Rank", (Rank,), {"kind": self.kind, "device": device})
+            made = type("Rank", (Rank,), {"kind": self.kind, "device": device, "has_graphs": self.has_graphs})
             with self.machine.on(device):
                 self.ranks.append(made(self._config_of(number)))
 
@@ -288,6 +393,18 @@ class Ranks(KnownBytes):
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         assert self._pending is not None
         return self._pending if non_block else self._pending.result()
+
+    def take_draft_token_ids(self) -> DraftTokenIds | None:
+        """Drafts for those that sampled in the last step."""
+        if self._pending is None or not self.drafts:
+            return None
+        output: ModelRunnerOutput = self._pending.result()
+        named = [
+            name
+            for name, sampled in zip(output.req_ids, output.sampled_token_ids, strict=True)
+            if sampled and name in self.ranks[0]._rows
+        ]
+        return DraftTokenIds(named, [self.ranks[0].proposed(name, self.drafts) for name in named])
 
     def _catch_up(self, number: int, last: _Step) -> None:
         """A rank runs its steps up to this one. Without asynchronous scheduling it waits for the tokens itself."""

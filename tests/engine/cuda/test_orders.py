@@ -42,6 +42,16 @@ def test_no_byte_is_wrong_in_any_order(tiny_model: Path, folder: Path, kind: str
     assert totals.cached or (kind == "states" and is_async)  # a state is found at the end of a text alone
 
 
+@pytest.mark.parametrize("ranks", [(2, 1), (1, 2), (8, 2)], ids=str)
+def test_latents_are_stored_once(tiny_model: Path, folder: Path, ranks: tuple[int, int]) -> None:
+    """One rank stores for all; an engine with other ranks finds on disk what the first one left, and reads it right."""
+    first, later = ranks
+    plan = {"ranks": first, "later_ranks": later, "lives": 2, "has_disk": True, "fails": False, "settles": True}
+    totals, found = searched(tiny_model, folder, 5, "latents", plan | {"actions": 30, "slots": 20})
+    assert found == [] and totals.failures == 0
+    assert totals.engines == 2 and totals.found_on_start
+
+
 def test_eight_ranks_that_end_in_any_order(tiny_model: Path, folder: Path) -> None:
     """A slot is a hit when the last of eight ranks has stored its part, and free when the last one has loaded it."""
     totals, found = searched(tiny_model, folder, 3, "full", {"actions": 15, "ranks": 8, "fails": False, "slots": 12})

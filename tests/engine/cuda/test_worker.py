@@ -43,7 +43,7 @@ LAYOUTS: dict[str, tuple[list[int], list[list[tuple[int, int]]]]] = {
 class Side:
     """Memory of an engine, on a device or not, and a slab that held something else."""
 
-    def __init__(self, layout: str, junk: int, machine: Machine | None = None) -> None:
+    def __init__(self, layout: str, junk: int, machine: Machine | None = None, *, stores: bool = True) -> None:
         pages, groups = LAYOUTS[layout]
         sizes = [page * BLOCKS for page in pages]
         if machine is None:
@@ -66,11 +66,11 @@ class Side:
         self.slots = np.frombuffer(self.slab.view, np.int8).reshape(SLOTS, -1)
         self.slots[:] = junk
         if machine is None:
-            self.worker: Any = HostWorker(self.caches, self.slab, PER_CHUNK, self.rank_bytes)
+            self.worker: Any = HostWorker(self.caches, self.slab, PER_CHUNK, self.rank_bytes, stores=stores)
         else:
             machine.current.blocks = [(int(start), page, BLOCKS) for start, page in zip(starts, pages, strict=False)]
             attach(machine, self.slab, self.rank_bytes)
-            self.worker = CudaWorker(on_device(self.caches), self.slab, PER_CHUNK, self.rank_bytes)
+            self.worker = CudaWorker(on_device(self.caches), self.slab, PER_CHUNK, self.rank_bytes, stores=stores)
 
     def store(self, job: int, stored: GPULoadStoreSpec, slots: list[int]) -> None:
         self.worker.submit_store(job, stored, CPULoadStoreSpec(slots))
@@ -132,6 +132,23 @@ def test_both_workers_store_the_same_bytes(machine: Machine, layout: str, has_tr
     for side in sides:
         side.slots = None  # type: ignore[assignment]
         side.worker.shutdown()
+
+
+@pytest.mark.parametrize("is_on_device", [False, True])
+def test_a_rank_that_shares_anothers_copy_only_loads(machine: Machine, is_on_device: bool) -> None:
+    """Where another rank stores the same bytes, stores end at once, in any number and each once, gaps stay as they are,
+    and loads bring what lies there."""
+    side = Side("a window beside", 7, machine if is_on_device else None, stores=False)
+    side.memory[:] = 3
+    for job, (group, blocks, first) in enumerate([(0, [0, 1, 2, 3], 0), (1, [10], 7)]):
+        side.store(job, of_group(group, 2, blocks, first), [job])
+    assert sorted(result.job_id for result in side.worker.get_finished()) == [0, 1]
+    assert side.worker.get_finished() == [] and (side.slots == 7).all()
+    side.load(2, [0], of_group(0, 2, [0, 1, 2, 3], 0))
+    assert (side.memory[: 4 * 1024] == 7).all() and (side.memory == 7).sum() == 2 * 4 * 1024
+    assert machine.races.found == []
+    side.slots = None  # type: ignore[assignment]
+    side.worker.shutdown()
 
 
 @pytest.mark.parametrize("part", [0.0, 0.5])

@@ -6,7 +6,7 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.request import RequestStatus
 
 from hotspan.cache.tiered import TieredCache
-from hotspan.engine import opening
+from hotspan.engine import opening, replicas
 from hotspan.l2.follower import LogFollower
 from hotspan.l2.remote import RemoteOptions
 from hotspan.testing.clock import SimulatedClock
@@ -50,6 +50,9 @@ class Plan:
     pins: whether all of the slab can be registered; else where that fails, in parts of it.
     fails: whether the device fails at some operation, for good. resets: of all actions.
     settles: whether all that is under way ends before the engine does.
+    has_graphs: whether kernels find a step's blocks in the static buffers of a graph.
+    drafts: speculative tokens of a step at most; 0 where nothing is drafted, as in steps that are in flight.
+    later_ranks: of the engines after the first: other ones where each holds the same KV, and finds it all the same.
     """
 
     seed: int
@@ -70,11 +73,20 @@ class Plan:
     actions: int
     resets: float
     settles: bool
+    has_graphs: bool
+    drafts: int
+    later_ranks: int
+
+    def of_life(self, life: int) -> Plan:
+        """The same world, with as many ranks as a later engine has."""
+        return replace(self, ranks=self.later_ranks) if life else self
 
 
 @dataclass
 class Totals:
-    """What was done and found. wrong: tokens whose KV was another's. left: bytes in slots that no store put there."""
+    """What was done and found. accepted: drafts. found_on_start: cached tokens that an earlier engine had stored.
+    wrong: tokens whose KV was another's. left: bytes in slots that no store put there.
+    """
 
     worlds: int = 0
     engines: int = 0
@@ -84,6 +96,8 @@ class Totals:
     copies: int = 0
     early: int = 0
     preempted: int = 0
+    accepted: int = 0
+    found_on_start: int = 0
     aborted: int = 0
     resets: int = 0
     invalidations: int = 0
@@ -127,13 +141,21 @@ def drawn(seed: int, kind: str | None = None, **fixed: Any) -> Plan:
         "resets": 0.02,
         "settles": chance.random() < 0.7,
     }
+    plan |= {"has_graphs": chance.random() < 0.4, "drafts": chance.choice((0, 0, 3))}
     plan |= fixed
+    if plan["is_async"] or chosen.name == "states":
+        plan["drafts"] = 0
     if plan["fails"]:  # what it left behind is looked at by another
         plan |= {"has_disk": True, "lives": 2}
     if chosen.name not in _ONE_GROUP:
         plan["blocks"] = 140 * (BLOCK // plan["block"])
+    if "later_ranks" not in plan:
+        plan["later_ranks"] = chance.choice((1, 2, plan["ranks"])) if chosen.is_replicated else plan["ranks"]
     return Plan(seed, chosen, **plan)
 
+
+_MANY_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 8}
+"""For eight ranks, and for engines that share a disk with such a one."""
 
 _ONE_GROUP = {"full", "heads last", "across layers", "latents", "fp8"}
 
@@ -198,6 +220,14 @@ class World(Core):
             self.settle()
             self.check()
 
+    def revisit(self) -> None:
+        """Ask for the texts' beginnings, of which this engine has stored nothing yet."""
+        names = [f"again{n}" for n in range(_TEXTS)]
+        for n, name in enumerate(names):
+            self.start(name, self.text(n + 10 * self.plan.seed, 1000))
+        self.finish()
+        self.totals.found_on_start = sum(self.cached[name] for name in names)
+
     def _act(self, texts: list[list[int]]) -> None:
         chance, act = self._chance, self._chance.random()
         if act < 0.45:
@@ -246,6 +276,7 @@ class World(Core):
         totals.engines = 1
         totals.wrong, totals.compared = self.runner.found_wrong, self.runner.compared
         totals.cached = sum(self.cached.values())
+        totals.accepted = self.runner.ranks[0].accepted
         totals.copies, totals.early, totals.device_errors = machine.copies, machine.early, machine.errors
         totals.races, totals.wrong_uses = sum(machine.races.counts.values()), len(machine.wrong_uses)
         return totals
@@ -261,7 +292,7 @@ class World(Core):
 def running(model: Path, plan: Plan, machine: Machine, disk: Path | None, l2: MemoryServer | None) -> Iterator[World]:
     """An engine of a world. Work on devices goes on while it shuts down."""
     clock, queues = SimulatedClock(), InlineQueues(plan.seed)
-    runner = type("Runner", (Ranks,), {"machine": machine, "kind": plan.kind})
+    runner = type("Runner", (Ranks,), _runner_of(plan, machine))
     with ExitStack() as stack:
         for where, name, instead in (
             (opening, "DiskOptions", partial(DiskOptions, queue=queues.queue)),
@@ -269,6 +300,7 @@ def running(model: Path, plan: Plan, machine: Machine, disk: Path | None, l2: Me
             (LogFollower, "start", lambda self: self.poll()),
             (TieredCache, "wait", lambda self, timeout_s: clock.advance(timeout_s)),
             (lower, "start", at_once),
+            (replicas, "share_a_host", lambda parallel: True),
         ):
             stack.enter_context(patch.object(where, name, instead))
         create = EngineArgs.create_engine_config
@@ -286,7 +318,8 @@ def running(model: Path, plan: Plan, machine: Machine, disk: Path | None, l2: Me
             "tensor_parallel_size": plan.ranks,
             "block_size": plan.block,
             "num_gpu_blocks_override": plan.blocks,
-            "hf_overrides": {"num_attention_heads": 8, "num_key_value_heads": 8} if plan.ranks > 4 else {},
+            "hf_overrides": _MANY_HEADS if plan.ranks > 4 or plan.kind.is_replicated else {},
+            **_speculation(plan),
         }
         made = stack.enter_context(
             core(
@@ -306,12 +339,25 @@ def running(model: Path, plan: Plan, machine: Machine, disk: Path | None, l2: Me
             queues.hang(False)
 
 
+def _runner_of(plan: Plan, machine: Machine) -> dict[str, Any]:
+    return {"machine": machine, "kind": plan.kind, "has_graphs": plan.has_graphs, "drafts": plan.drafts}
+
+
+def _speculation(plan: Plan) -> dict[str, Any]:
+    """vLLM's options for as many drafts; what makes them is the runner's."""
+    if not plan.drafts:
+        return {}
+    ngram = {"method": "ngram", "num_speculative_tokens": plan.drafts, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+    return {"speculative_config": ngram}
+
+
 def slot_bytes(plan: Plan) -> int:
     """A slot's size: of several groups, the layers lie over each other."""
     layers = plan.kind.layers(plan.block)
     pages = layers if plan.kind.name in _ONE_GROUP else layers[:1]
     blocks = 1 if plan.kind.name == "states" else -(-CHUNK // plan.block)
-    return -(-sum(each.page_size_bytes for each in pages) * blocks * plan.ranks // 4096) * 4096
+    copies = 1 if plan.kind.is_replicated else plan.ranks
+    return -(-sum(each.page_size_bytes for each in pages) * blocks * copies // 4096) * 4096
 
 
 def run(model: Path, plan: Plan, folder: Path) -> tuple[Totals, list[str]]:
@@ -320,15 +366,18 @@ def run(model: Path, plan: Plan, folder: Path) -> tuple[Totals, list[str]]:
     disk = folder / "kv" if plan.has_disk else None
     l2 = MemoryServer() if plan.has_l2 else None
     for life in range(plan.lives):
-        machine = Machine(plan.seed * 100 + life, plan.ranks, pace=plan.pace, eager=plan.eager)
+        now = plan.of_life(life)
+        machine = Machine(plan.seed * 100 + life, now.ranks, pace=plan.pace, eager=plan.eager)
         machine.has_triton = plan.has_triton
         slab = plan.slots * slot_bytes(plan)
         machine.pins, machine.chunk_bytes = int(plan.pins * slab) if plan.pins < 1 else 1 << 62, slab // 4
         has_failed = False
-        with contextlib.suppress(CudaError), running(model, plan, machine, disk, l2) as world:
+        with contextlib.suppress(CudaError), running(model, now, machine, disk, l2) as world:
             if plan.fails and life == 0:
                 machine.fails_at = machine.operations + machine.chance.randrange(1_500)
             try:
+                if life:
+                    world.revisit()
                 world.run()
             except CudaError:
                 has_failed = True
