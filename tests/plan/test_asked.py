@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from hotspan.core.errors import ConfigError
-from hotspan.plan.asked import check_shape, engine_values
+from hotspan.engine.model_values import engine_values
+from hotspan.plan.asked import check_shape
 from tests.plan.known import KNOWN
 
 LLAMA = {
@@ -55,20 +56,19 @@ def written(directory: Path, config: dict[str, Any]) -> Path:
 def test_vllm_is_asked(tmp_path: Path, config: dict[str, Any], values: int) -> None:
     """vLLM counts the heads that its classes have, and hotspan agrees."""
     assert engine_values(written(tmp_path, config)) == values
-    assert check_shape(tmp_path).value == "the same"
+    assert check_shape(tmp_path, engine_values).value == "the same"
 
 
-def test_a_model_that_is_read_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_read_otherwise_is_refused(tmp_path: Path) -> None:
     """Figures that the engine would not keep are no plan: the error names both."""
-    monkeypatch.setattr("hotspan.plan.asked.engine_values", lambda directory: 128)
     with pytest.raises(ConfigError, match=r"vLLM keeps 128 values .* hotspan reads 2,048"):
-        check_shape(written(tmp_path, LLAMA))
+        check_shape(written(tmp_path, LLAMA), lambda directory: 128)
 
 
 def test_without_vllm_nothing_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without the engine plans from the configuration alone."""
     monkeypatch.setitem(sys.modules, "vllm.transformers_utils.config", None)
-    assert check_shape(written(tmp_path, LLAMA)).value == "not asked"
+    assert check_shape(written(tmp_path, LLAMA), engine_values).value == "not asked"
 
 
 NOT_ASKED = {
@@ -81,5 +81,5 @@ NOT_ASKED = {
 @pytest.mark.parametrize("name", KNOWN)
 def test_no_published_model_is_refused(tmp_path: Path, name: str) -> None:
     """What vLLM counts of a model of the table is what was counted by hand."""
-    value = check_shape(written(tmp_path, dict(KNOWN[name].config))).value
+    value = check_shape(written(tmp_path, dict(KNOWN[name].config)), engine_values).value
     assert value == ("not asked" if name in NOT_ASKED else "the same")

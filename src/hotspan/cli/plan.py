@@ -72,6 +72,7 @@ def _report(
     options: PlanOptions, model: str, configuration: Configuration, host: Host, where: Machine | None
 ) -> "Report":
     from hotspan.cli.plan_report import Report, numbers_of_users
+    from hotspan.engine.model_values import engine_values
     from hotspan.plan.advice import advise
     from hotspan.plan.asked import check_shape
     from hotspan.plan.measured import Measured
@@ -79,7 +80,7 @@ def _report(
 
     directory, engine = model_directory(model), engine_options(options, configuration)
     shape = ModelShape.from_config(directory, kv_dtype=engine.kv_dtype, dtype=engine.dtype, tensor_parallel=engine.tp)
-    counted = check_shape(directory)
+    counted = check_shape(directory, engine_values)
     if engine.max_model_len:
         shape = replace(shape, max_tokens=engine.max_model_len)
     told = Measured() if options.from_metrics is None else _measured(options.from_metrics)

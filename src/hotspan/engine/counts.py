@@ -12,12 +12,26 @@ from collections.abc import Mapping
 
 from vllm.v1.request import Request
 
+from hotspan.cache.stats import CacheStats
 from hotspan.core.types import Tier
+from hotspan.engine.requests import RequestRecord
 
 
 def reads_cache(request: Request) -> bool:
     """Whether a request may use what is cached: not if it needs what is computed of each token of its prompt."""
     return not getattr(request, "skip_reading_prefix_cache", False)
+
+
+def count(record: RequestRecord, tokens: int, stats: CacheStats) -> None:
+    """A request begins to run, for which so many tokens are loaded or blended. Mutates: the record, and `stats`."""
+    request = record.request
+    record.loaded_tokens = loaded_tokens(request, record.kept_tokens, tokens)
+    if not record.is_blended:
+        correct(request, record.kept_tokens, record.loaded_tokens)
+        stats.hit_tokens.update(by_tier(record.sources, record.loaded_tokens))
+    record.kept_tokens += record.loaded_tokens
+    if reads_cache(request):
+        stats.lookup_tokens += request.num_prompt_tokens
 
 
 def loaded_tokens(request: Request, kept_tokens: int, tokens: int) -> int:

@@ -29,7 +29,7 @@ from hotspan.core.terms import Terms
 from hotspan.core.types import Chunk, Lookup, Tier
 from hotspan.engine.blend.admission import Blending
 from hotspan.engine.compat import CacheHitSource, keep_state, kept_state
-from hotspan.engine.counts import by_tier, correct, loaded_tokens, reads_cache
+from hotspan.engine.counts import count, reads_cache
 from hotspan.engine.encoder.outputs import EncoderOutputs
 from hotspan.engine.events import ChunkEvents
 from hotspan.engine.failed_loads import FailedLoad
@@ -172,7 +172,7 @@ class HotspanManager(StepWaits, OffloadingManager):
         record.is_begun, record.is_answered = True, False
         if record.has_failed_load:
             loaded_tokens = 0
-        self._count(record, loaded_tokens)
+        count(record, loaded_tokens, self.cache.stats)
         if self.tracing is not None:
             self.tracing.begin(record)
         if self.steps is not None:
@@ -390,17 +390,6 @@ class HotspanManager(StepWaits, OffloadingManager):
         self.closing.close()
 
     # -- inside --------------------------------------------------------------------------------------------------------
-
-    def _count(self, record: RequestRecord, tokens: int) -> None:
-        """A request begins to run, for which so many tokens are loaded or blended."""
-        request = record.request
-        record.loaded_tokens = loaded_tokens(request, record.kept_tokens, tokens)
-        if not record.is_blended:
-            correct(request, record.kept_tokens, record.loaded_tokens)
-            self.cache.stats.hit_tokens.update(by_tier(record.sources, record.loaded_tokens))
-        record.kept_tokens += record.loaded_tokens
-        if reads_cache(request):
-            self.cache.stats.lookup_tokens += request.num_prompt_tokens
 
     def _record(self, req_context: ReqContext) -> RequestRecord:
         record = kept_state(req_context, RequestRecord)
