@@ -170,9 +170,7 @@ class HotspanManager(StepWaits, OffloadingManager):
         if record is None or record.is_begun:
             return
         record.is_begun, record.is_answered = True, False
-        if record.has_failed_load:
-            loaded_tokens = 0
-        count(record, loaded_tokens, self.cache.stats)
+        count(record, 0 if record.has_failed_load else loaded_tokens, self.cache.stats)
         if self.tracing is not None:
             self.tracing.begin(record)
         if self.steps is not None:
