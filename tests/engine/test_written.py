@@ -40,6 +40,10 @@ def other_parameter(model: nn.Module) -> None:
     model[0].weight = nn.Parameter(torch.zeros(96, 64))  # type: ignore[index, union-attr]
 
 
+def other_module(model: nn.Module) -> None:
+    model[2] = nn.Linear(96, 8)  # type: ignore[index, operator]
+
+
 def by_optimizer(model: nn.Module) -> None:
     for weights in model.parameters():
         weights.grad = torch.ones_like(weights)
@@ -47,7 +51,9 @@ def by_optimizer(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("write", [in_place, by_data, by_numpy, other_data, other_parameter, by_optimizer])
+@pytest.mark.parametrize(
+    "write", [in_place, by_data, by_numpy, other_data, other_parameter, other_module, by_optimizer]
+)
 def test_each_way_to_write_is_seen_once(write: Callable[[nn.Module], None], dtype: torch.dtype) -> None:
     """And nothing before or after it."""
     model = made(dtype)
@@ -57,6 +63,17 @@ def test_each_way_to_write_is_seen_once(write: Callable[[nn.Module], None], dtyp
     write(model)
     assert written.changed()
     assert not written.changed()
+
+
+def test_a_look_lists_no_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It happens in every step: a model's parts are listed again only when one of them is another."""
+    model = made()
+    written, weights = WrittenModel(model), next(model.parameters())
+    monkeypatch.setattr(nn.Module, "named_modules", None)
+    monkeypatch.setattr(nn.Module, "named_parameters", None)
+    with torch.no_grad():
+        weights[3, 5] += 1
+    assert written.changed() and not written.changed()
 
 
 def test_what_is_not_seen() -> None:
@@ -131,7 +148,8 @@ def test_a_write_ends_the_namespace_and_a_call_is_no_write() -> None:
     executor.collective_rpc("reload_weights")  # type: ignore[call-arg]
     watch.look()
     assert len(cache.names) == 4 and watch.state.changes == 2 and watch.state.last == "reload_weights"
-    model.parameters = None  # type: ignore[assignment, method-assign]
+    model.modules = None  # type: ignore[assignment, method-assign]
+    other_module(model)
     watch.look()
     assert cache.names[-1] is None and watch.state.source is None
 
