@@ -103,7 +103,7 @@ def _replacements(machine: Machine) -> Iterator[tuple[Any, str, Any]]:
         accelerator=types.SimpleNamespace(synchronize=lambda: _synchronize(machine)),
     )
     batched = types.SimpleNamespace(swap_blocks_batch=_batched(machine))
-    for module in (gpu_worker, connector, opening, spec):
+    for module in (gpu_worker, connector, cuda, opening, spec):
         yield module, "current_platform", platform
     yield from _registration(machine, platform)
     yield gpu_worker, "torch", torch_there

@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 import torch
+from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker, TransferResult
 from vllm.v1.kv_offload.cpu import gpu_worker
 from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
@@ -132,6 +133,8 @@ class CudaWorker(CPUOffloadingWorker):
 
     def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, **rest: Any) -> bool:
         self._loading.add(job_id)
+        if ENGINE < (0, 28):
+            _await_compute(self._load_handler)
         return bool(super().submit_load(job_id, src_spec, dst_spec, **rest))
 
     def get_finished(self) -> list[TransferResult]:
@@ -155,6 +158,17 @@ class CudaWorker(CPUOffloadingWorker):
         for result in super().get_finished():
             self._loading.discard(result.job_id)
             self._ended.append(result)
+
+
+def _await_compute(handler: Any) -> None:
+    """Let a direction's next copy wait for all that the engine computes now: until 0.27 vLLM lets stores alone do so.
+
+    Else the zeroing of a block, or a step that is dropped, may write over what was loaded into it.
+    """
+    streams = handler._stream_pool
+    stream = streams.pop() if streams else current_platform.Stream()
+    stream.wait_stream(current_platform.current_stream())
+    streams.append(stream)
 
 
 def cuda_worker(

@@ -219,6 +219,23 @@ def test_a_load_comes_after_what_the_engine_computes(machine: Machine) -> None:
     side.worker.shutdown()
 
 
+def test_loads_wait_where_the_engines_own_do_not(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until vLLM 0.27 its loads wait for nothing that is computed: hotspan lets them, on new and on used streams."""
+    machine.pace = 0.0
+    monkeypatch.setattr(cuda, "ENGINE", (0, 27))
+    side = Side("layers", 1, machine)
+    with LOADS_DO_NOT_WAIT.planted():
+        for job in range(3):
+            machine.current.launch([lambda: None], (), [4 * job], "a forward pass")
+            blocks = [4 * job + n for n in range(4)]
+            side.worker.submit_load(job, CPULoadStoreSpec([job]), of_group(0, 1, blocks, 0))
+            if job:
+                side.worker.wait({0, 1})
+                side.worker.get_finished()
+    assert machine.races.found == []
+    side.worker.shutdown()
+
+
 @pytest.mark.parametrize("are_reused", [False, True])
 def test_descriptors_stay_until_a_kernel_has_read_them(machine: Machine, are_reused: bool) -> None:
     """Small loads go by a kernel, which finds its own descriptors however late it runs; reused ones are noticed."""
