@@ -56,6 +56,7 @@ LIMITS = {
     "router/gateway.py": (1, HEAD),
     "router/health.py": (1, NOT_A_CLIENTS + "a replica's answer"),
     "router/index.py": (1, NOT_A_CLIENTS + "sets of replicas"),
+    "router/models.py": (1, NOT_A_CLIENTS + "replicas' lists of their models"),
     "router/prompt.py": (5, SLOW),
     "router/ray/plan.py": (2, NOT_A_CLIENTS + "the operator's"),
     "router/ray/reports.py": (1, NOT_A_CLIENTS + "replicas' reports"),

@@ -30,6 +30,7 @@ PLACES = {
     "router/template.py": (2, f"arguments of a tool call, counted with its chat (router/test_bounded_work.py); {OWN}"),
     "router/tokens.py": (4, f"text of bounded size and runs of marks (router/test_bounded_work.py); {OWN}"),
     "router/health.py": (1, ANSWER),
+    "router/models.py": (1, ANSWER),
     "router/fan_out.py": (1, ANSWER),
     "router/ray/launch.py": (1, OWN),
     "http/errors.py": (1, ANSWER),

@@ -20,7 +20,7 @@ from hotspan.router.metrics import State
 from hotspan.router.settings import Replica, RouterSettings, parse_replica
 from hotspan.router.text import Roots
 from hotspan.router.types import Medium, Strategy
-from tests.router import test_events, test_failures, test_gateway, test_shadow
+from tests.router import test_events, test_failures, test_gateway, test_models, test_shadow
 from tests.router.engine import join, message, removed, stored
 from tests.router.rig import replicas, routed, say, say_ok
 from tests.router.test_tokens import made
@@ -121,6 +121,7 @@ async def run(path: Path, caplog: pytest.LogCaptureFixture, patched: pytest.Monk
         test_gateway.test_hang_up_reaches_the_replica,
         test_gateway.test_broken_streams_do_not_look_whole,
         test_gateway.test_own_answers,
+        test_models.test_a_list_that_is_out_of_date_costs_no_answer,
         test_shadow.test_a_candidate_that_hangs_costs_clients_nothing,
         test_shadow.test_failures_of_a_candidate_are_counted_and_not_compared,
         test_shadow.test_a_candidate_answers_copies_that_no_client_sees,

@@ -8,7 +8,7 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import normalizers
+from tokenizers import Tokenizer, normalizers
 
 from hotspan.core.errors import ConfigError
 from hotspan.core.namespace import engine_salt
@@ -328,7 +328,7 @@ def test_a_model_that_can_not_be_followed_stops_no_router(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, *, needs_tokens: bool
 ) -> None:
     """A template that does not compile and a tokenizer that changes text are named, and prompts still have keys."""
-    tokenizer = made("byte-level")[0]
+    tokenizer = Tokenizer.from_str(made("byte-level")[0].to_str())  # other tests are given the same one
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "chat_template.jinja").write_text("{% foreign_tag %}")

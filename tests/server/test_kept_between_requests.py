@@ -29,6 +29,7 @@ PLACES = {
     "server/exchange.py:AppExchange.answer_headers": REQUEST,
     "server/exchange.py:AppExchange._blended": REQUEST,
     "server/front.py:Front._own": OPERATOR,
+    "server/liveness.py:Liveness._idling_s": "seconds by the engine's cores",
     "server/lmi/schema.py:Rows._told": REQUEST,
     "server/lmi/schema.py:_Told.texts": REQUEST,
     "server/lmi/sessions.py:Sessions._ends": "ends of sessions by their owner (lmi/test_sessions.py); no text",

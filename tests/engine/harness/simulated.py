@@ -28,6 +28,7 @@ from hotspan.core.frame import HEADER_BYTES
 from hotspan.engine import opening
 from hotspan.l2.follower import READ_EVERY_S, LogFollower
 from hotspan.l2.remote import RemoteOptions
+from hotspan.l2.store_clock import StoreClock
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers import lower
 from hotspan.tiers.disk import DiskOptions
@@ -219,7 +220,9 @@ class SimulatedCore(Core):
         self._read_s = clock.monotonic()
         parts = [self.cache, self.cache.cost, self.manager, self.manager.steps, self.manager._admission]
         parts += [self.follower, self.administrator, *self.tiers, *(tier.storage for tier in self.tiers)]
-        assert all(part is None or part._clock is clock for part in parts), "not all go by one clock"
+        clocks = [part._clock for part in parts if part is not None]
+        clocks = [each._own if isinstance(each, StoreClock) else each for each in clocks]
+        assert all(each is clock for each in clocks), "not all go by one clock"
 
     @property
     def medium(self) -> Medium:
