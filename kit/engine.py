@@ -251,6 +251,7 @@ def recorded() -> Iterator[Digests]:
 
     digests, names = Digests(), {}
     prepare_store, prepare_load, copy = HotspanManager.prepare_store, HotspanManager.prepare_load, HostWorker._copy
+    begin = HotspanManager.begin
 
     def named(manager: HotspanManager, keys: Any, context: Any, slots: Any) -> None:
         for chunk, slot in zip(manager._chunks(keys, context), slots.block_ids.tolist(), strict=True):
@@ -265,11 +266,15 @@ def recorded() -> Iterator[Digests]:
 
     @wraps(prepare_load)
     def load(self: HotspanManager, keys: Any, context: Any) -> Any:
-        before = self.cache.stats.hit_tokens.total()
         slots = prepare_load(self, keys, context)
-        digests.hit_tokens += self.cache.stats.hit_tokens.total() - before
         named(self, keys, context, slots)
         return slots
+
+    @wraps(begin)
+    def begun(self: HotspanManager, *given: Any) -> None:
+        before = self.cache.stats.hit_tokens.total()
+        begin(self, *given)
+        digests.hit_tokens += self.cache.stats.hit_tokens.total() - before
 
     def copied(self: HostWorker, job: Any, places: Any) -> int:
         moved = copy(self, job, places)
@@ -286,6 +291,7 @@ def recorded() -> Iterator[Digests]:
     with (
         patch.object(HotspanManager, "prepare_store", store),
         patch.object(HotspanManager, "prepare_load", load),
+        patch.object(HotspanManager, "begin", begun),
         patch.object(HostWorker, "_copy", copied),
     ):
         yield digests

@@ -34,7 +34,7 @@ from hotspan.engine.drafts import report_drafts
 from hotspan.engine.entrypoints import build_app, init_app_state
 from hotspan.engine.gpus import gpus_shown
 from hotspan.engine.guard import RequestGuard, refuse_bodies
-from hotspan.engine.usage import report_counts
+from hotspan.engine.usage import report_blends
 
 logger = logging.getLogger(__name__)
 
@@ -165,10 +165,11 @@ async def launch(arguments: Namespace, guard: RequestGuard, aftermath: Aftermath
     client = _start(arguments, aftermath)
     try:
         guard.protect(client)
-        report_counts(client)
-        if (blend := _blend(client)) is not None and not client.model_config.skip_tokenizer_init:
-            tokenizer = cached_tokenizer_from_config(client.model_config)
-            guard.traces.separators = cuts(tokenizer, blend["separators"])
+        if (blend := _blend(client)) is not None:
+            report_blends(client)
+            if not client.model_config.skip_tokenizer_init:
+                tokenizer = cached_tokenizer_from_config(client.model_config)
+                guard.traces.separators = cuts(tokenizer, blend["separators"])
         tasks = await client.get_supported_tasks()
         app = build_app(arguments, tasks, client.model_config)
         await init_app_state(client, app.state, arguments, tasks)
