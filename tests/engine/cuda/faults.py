@@ -213,7 +213,7 @@ FAULTS = (
         ((TieredCache, "begin_store", _hit_before_it_is_stored),),
         {"pace": 0.0, "is_async": True, "has_disk": True, "kind": "full", "slots": 8},
     ),
-    Fault("gaps keep what was there", ((Gaps, "blank", _nothing),), {"kind": "windows", "slots": 12}),
+    Fault("gaps keep what was there", ((Gaps, "blank", _nothing),), {"kind": "windows", "slots": 8, "actions": 80}),
     Fault(
         "a reset frees slots that are copied",
         ((RamTier, "hold", _frees_at_a_reset),),
