@@ -4,7 +4,7 @@
      +-- ConfigError            what the user wrote can't work; the message says what to write instead
      |    +-- DirectoryError    a disk directory can't be used: full, read-only, in use, made for other chunks
      |    +-- RefusedError      another server's answer is an error
-     |    +-- UnlikeError        a model's template or tokenizer is none that the router can do the work of
+     |    +-- UnsupportedModelError  a model's template or tokenizer is none that the router can do the work of
      +-- EngineError            the engine could not be started or is not what was expected
      +-- KeyUnavailable         an encryption key can't be had: KMS out of reach, wrapped by another KEK, damaged
      +-- FormatterError         a formatter of the user's failed on a request
@@ -28,7 +28,7 @@ class ConfigError(HotspanError):
     """What the user asked for can't work; the message says what happened, to what, and what to do."""
 
 
-class UnlikeError(ConfigError):
+class UnsupportedModelError(ConfigError):
     """A model's chat template or tokenizer is sound, but not one whose work can be done without the engine."""
 
 

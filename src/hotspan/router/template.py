@@ -17,7 +17,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from hotspan.core.clock import Clock, SystemClock
-from hotspan.core.errors import ConfigError, UnlikeError
+from hotspan.core.errors import ConfigError, UnsupportedModelError
 
 Json = dict[str, Any]
 
@@ -37,14 +37,16 @@ class ChatTemplate:
     def __init__(
         self, source: str, specials: Mapping[str, str], *, with_tools: str | None = None, clock: Clock | None = None
     ) -> None:
-        """Raises: UnlikeError for a template that does not compile here."""
+        """Raises: UnsupportedModelError for a template that does not compile here."""
         environment = _environment(clock or SystemClock())
         self._specials = dict(specials)
         try:
             self._template = environment.from_string(source)
             self._with_tools = environment.from_string(with_tools) if with_tools else self._template
         except TemplateError as error:
-            raise UnlikeError(f"the chat template does not compile ({error}): correct the model's template") from error
+            raise UnsupportedModelError(
+                f"the chat template does not compile ({error}): correct the model's template"
+            ) from error
         self._takes_text = _PROBE in self._probe(_PROBE)
         shown = self._probe([{"type": "text", "text": _PROBE}])
         self._takes_lists = _PROBE in shown and "'type'" not in shown and '"type"' not in shown

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 from xxhash import xxh3_64_intdigest
 
-from hotspan.core.errors import ConfigError, UnlikeError
+from hotspan.core.errors import ConfigError, UnsupportedModelError
 from hotspan.core.namespace import ENGINE_SALT, engine_salt
 from hotspan.core.terms import DEFAULT_TENANT
 from hotspan.http.head import ADAPTER_HEADER
@@ -157,12 +157,12 @@ class Prompts:
         table = None
         try:
             template = Harmony() if is_harmony(directory) else ChatTemplate.load(directory)
-        except UnlikeError as error:
+        except UnsupportedModelError as error:
             logger.warning("template_not_followed error=%s: chats are compared with those that were sent before", error)
         try:
             table = TokenTable.load(directory)
         except ConfigError as error:
-            if needs_tokens and not isinstance(error, UnlikeError):
+            if needs_tokens and not isinstance(error, UnsupportedModelError):
                 raise
             logger.warning("tokens_not_followed error=%s: KV events and prompts of token ids are not compared", error)
         return cls(template=template, table=table, **options)

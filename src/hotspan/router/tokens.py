@@ -17,7 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from hotspan.core.errors import ConfigError, UnlikeError
+from hotspan.core.errors import ConfigError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -120,7 +120,7 @@ class TokenTable:
     """The bytes of tokens by ID. About 60 bytes per token; made once per model, in about a second."""
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
-        """Raises: UnlikeError if the text can't be recovered from its tokens."""
+        """Raises: UnsupportedModelError if the text can't be recovered from its tokens."""
         described = json.loads(tokenizer.to_str())
         self._bytes = _table(tokenizer, described)
         self._added = [
@@ -136,7 +136,7 @@ class TokenTable:
 
     @classmethod
     def load(cls, directory: Path) -> "TokenTable":
-        """The table of a model's directory. Raises: ConfigError, UnlikeError."""
+        """The table of a model's directory. Raises: ConfigError, UnsupportedModelError."""
         return cls(read_tokenizer(directory))
 
     def __len__(self) -> int:
@@ -170,19 +170,21 @@ class TokenTable:
         return "".join(out)
 
     def _learn(self, tokenizer: "Tokenizer", specials: Sequence[str]) -> _Spelling:
-        """The spelling that agrees with the tokenizer on all samples. Raises: UnlikeError if none does."""
+        """The spelling that agrees with the tokenizer on all samples. Raises: UnsupportedModelError if none does."""
         samples = [*_samples(specials)]
         spelt = [(text, self.join(tokenizer.encode(text, add_special_tokens=False).ids)) for text in samples]
         known = [(text, data) for text, data in spelt if data is not None]
         if not any(_PROBE in text for text, _ in known):
-            raise UnlikeError("the tokenizer does not know common characters: KV events can't be compared with text")
+            raise UnsupportedModelError(
+                "the tokenizer does not know common characters: KV events can't be compared with text"
+            )
         either = (False, True)
         ways = product(either, ("", " "), either, either, ("", "NFC", "NFKC"))
         for is_one, lead, everywhere, doubled, form in ways:
             how = _Spelling(lead, everywhere, doubled, form, is_one)  # type: ignore[arg-type]
             if all(self._spelt(text, how) == data for text, data in known):
                 return how
-        raise UnlikeError(
+        raise UnsupportedModelError(
             "the tokenizer changes text in a way that can't be followed: leave events out for these replicas; prompts "
             "are then compared with what was sent before"
         )
@@ -196,7 +198,7 @@ class TokenTable:
         bare = self.join(tokenizer.encode(_PROBE, add_special_tokens=False).ids)
         whole = self.join(tokenizer.encode(_PROBE).ids)
         if bare is None or whole is None or bare not in whole:
-            raise UnlikeError("the tokenizer puts something into prompts that has no text: leave events out")
+            raise UnsupportedModelError("the tokenizer puts something into prompts that has no text: leave events out")
         return whole[: whole.index(bare)]
 
 
@@ -281,7 +283,7 @@ def _table(tokenizer: "Tokenizer", described: Mapping[str, Any]) -> list[bytes |
     elif model["type"] in ("BPE", "Unigram") and ("Metaspace" in kinds or _replaces_spaces(described)):
         of_token = _pieces_of_text
     else:
-        raise UnlikeError(
+        raise UnsupportedModelError(
             f"a tokenizer of type {model['type']} with {', '.join(sorted(kinds)) or 'no decoder'} does not keep the "
             "text: leave events out for these replicas; prompts are then compared with what was sent before"
         )
