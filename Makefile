@@ -88,6 +88,17 @@ figures: develop  ## Measure what docs/benchmarks.md quotes, into benchmarks/res
 	@$(BIN)/python -m benchmarks.l2_redis --output benchmarks/results/l2-redis.json
 	@$(BIN)/python -m benchmarks.server_overhead --output benchmarks/results/server-overhead.json
 
+.PHONY: eviction-real
+# Mooncake's traces and sessions of agents, if they lie there; DIR names a directory of yours.
+TRACES = $(wildcard $(or $(DIR),../shared/traces/mooncake)/*.jsonl $(or $(DIR),../shared/traces/mooncake)/*.jsonl.xz)
+eviction-real: develop  ## Eviction policies on recorded traces that you have (DIR=..., see docs/retention.md; about 5 minutes for Mooncake's two)
+	@[ -n "$(TRACES)" ] || { echo "no traces: give a directory of them, DIR=..."; exit 1; }
+	@$(BIN)/python -m benchmarks.eviction_real $(TRACES) --output benchmarks/results/eviction-real.json
+
+.PHONY: eviction-cpu
+eviction-cpu: develop  ## What a decision of the eviction policies costs in tiers of 50,000 and a million chunks (about 5 minutes)
+	@$(BIN)/python -m benchmarks.eviction_cpu --output benchmarks/results/eviction-cpu.json
+
 .PHONY: agent-traces
 agent-traces: develop  ## Replay sessions of agents that you have (DIR=..., see docs/simulate.md) over tiers of several sizes
 	@$(BIN)/hotspan trace show $(DIR)
@@ -206,8 +217,8 @@ noisy-tenant: develop  ## What a tenant that does its worst on every route costs
 
 # The long runs behind docs/guarantees.md; the suite has a small version of each. Each stops with status 1 if it fails.
 R := benchmarks/results/proofs
-.PHONY: proofs kill power flip fault l2 slow slow-l2 model simulate fuzz replicas identity soak timing bits bad-places load
-proofs: kill power flip fault l2 slow slow-l2 model simulate replicas fuzz bits identity timing bad-places soak  ## Prove the guarantees, into benchmarks/results/proofs/ (about two hours)
+.PHONY: proofs kill power flip fault l2 slow slow-l2 model simulate tiers fuzz replicas identity soak timing bits bad-places load
+proofs: kill power flip fault l2 slow slow-l2 model simulate replicas tiers fuzz bits identity timing bad-places soak  ## Prove the guarantees, into benchmarks/results/proofs/ (about two hours)
 kill: develop  ## R1: 10,000 kills of writing processes
 	@$(BIN)/python -m proofs kill --cycles 10000 --output $(R)/kill.json
 power: develop  ## R2: 100,000 power losses
@@ -228,6 +239,8 @@ simulate: develop  ## R7: 10,000 seeds of everything at once
 	@$(BIN)/python -m proofs simulate --seeds 10000 --output $(R)/simulate.json
 replicas: develop  ## R11: 10,000 seeds of replicas that share an L2
 	@$(BIN)/python -m proofs replicas --seeds 10000 --output $(R)/replicas.json
+tiers: develop  ## R16: 5,000 seeds of RAM, disk and L2 together, of which anything fails
+	@$(BIN)/python -m proofs tiers --seeds 5000 --output $(R)/tiers.json
 fuzz: develop  ## R8: 100,000 malformed frames, tables, logs, requests and settings
 	@$(BIN)/python -m proofs fuzz --cases 100000 --output $(R)/fuzz.json
 bits: develop  ## R12: a million chunks compressed and restored
@@ -248,6 +261,16 @@ WORLDS ?= 2000
 COPIES ?= 0
 cuda-orders: develop  ## R15: random worlds on a simulated CUDA runtime, in any order of copies (WORLDS=2000, or as many as make COPIES copies)
 	@$(BIN)/python -m tests.engine.cuda.orders --worlds $(WORLDS) --copies $(COPIES) --output $(R)/cuda-orders.json
+
+.PHONY: cuda-orders-range
+cuda-orders-range: develop  ## The same with the sources of each vLLM that hotspan runs with: four worlds and five planted faults each
+	@$(BIN)/python -m tests.engine.vllm_range sources
+	@$(BIN)/python -m tests.engine.cuda.releases
+
+.PHONY: gpu-parts
+OUTPUT ?= gpu-results
+gpu-parts: develop  ## All that benchmarks/gpu measures, on a GPU: two minutes of torch alone first; what fails does not stop the rest (OUTPUT=DIR)
+	@$(BIN)/python -m benchmarks.gpu.series --output $(OUTPUT) $(if $(CPU),--cpu)
 
 .PHONY: fuzz-http
 fuzz-http: develop  ## 10,000 requests that the server's own OpenAPI allows, or nearly: no unexpected 5xx (about 8 minutes)

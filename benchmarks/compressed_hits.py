@@ -15,6 +15,7 @@ from pathlib import Path
 from benchmarks.eviction import CAPACITIES, SHAPES, alone, capacity_chunks, hit_rate
 from benchmarks.harness import arguments
 from hotspan.bench.machine import write_results
+from hotspan.demo.trained import NAME
 from hotspan.tiers.eviction import LeafArc
 
 DTYPES = ("bfloat16", "fp8")
@@ -24,7 +25,7 @@ MEASURED = Path(__file__).parent / "results" / "compression.json"
 def ratios() -> dict[str, float]:
     """Plain over compressed bytes of the trained model's KV, by dtype, and 1 for none."""
     rows = json.loads(MEASURED.read_text())["codec"]
-    trained = {row["dtype"]: round(row["hotspan"]["ratio"], 2) for row in rows if row["kv"] == "trained"}
+    trained = {row["dtype"]: round(row["hotspan"]["ratio"], 2) for row in rows if row["kv"] == NAME}
     return {"plain": 1.0} | {dtype: trained[dtype] for dtype in DTYPES}
 
 

@@ -2,11 +2,11 @@
 
 usage: python -m benchmarks.compressed_ttft [--medium l2] [--requests 12] [--mb-s 200] [--output FILE]
 
-One engine; a Llama shape with random weights in bfloat16 and 32 KiB of KV per token, since the trained model that is
-kept here has 1 KiB. Its ratio is shown beside that of the trained one in compression.json. The L2 is a directory, the
-disk a disk tier with O_DIRECT; reads share a link of the given rate (0: as fast as they are). A part of the texts is
-stored plain, compressed, and as `auto` chooses; they are asked in turns, with nothing in RAM and the engine's own
-prefix cache empty. Every block is digested when it is stored and when it is loaded.
+One engine; a Llama shape with random weights in bfloat16 and 32 KiB of KV per token. Its ratio is shown beside that of
+a trained model in compression.json. The L2 is a directory, the disk a disk tier with O_DIRECT; reads share a link of
+the given rate (0: as fast as they are). A part of the texts is stored plain, compressed, and as `auto` chooses; they
+are asked in turns, with nothing in RAM and the engine's own prefix cache empty. Every block is digested when it is
+stored and when it is loaded.
 """
 
 import statistics

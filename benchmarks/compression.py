@@ -2,9 +2,9 @@
 
 usage: python -m benchmarks.compression [--mib 16] [--repetitions 7] [--output FILE]
 
-The KV is that of a trained model (benchmarks/assets/speculative, over texts of its kind), of shapes of several families
-with random weights, and of noise. Each model computes it in its own type; fp8 is the bfloat16 KV as vLLM stores it with
-a scale of 1. A chunk has the keys and then the values of each layer.
+The KV is that of a trained model (SmolLM2-135M-Instruct, as `hotspan demo` fetches it, over Python's language
+reference), of shapes of several families with random weights, and of noise. Each model computes it in its own type; fp8
+is the bfloat16 KV as vLLM stores it with a scale of 1. A chunk has the keys and then the values of each layer.
 
 codec:  hotspan's, and others where they are installed (numcodecs, Zstandard over all bytes): ratio, and GB of KV a
         second of CPU time, best of the repetitions, on one thread. `baseline` is the same with AVX-512 switched off in
@@ -30,11 +30,12 @@ import torch
 import transformers
 
 from benchmarks.harness import arguments
-from benchmarks.speculators import ASSETS, rota
 from hotspan.bench.machine import write_results
+from hotspan.bench.manual import manual
 from hotspan.core.compression import compress, decompress
 from hotspan.core.terms import Terms
 from hotspan.core.types import MIB, Chunk, Compress
+from hotspan.demo.trained import NAME, trained_model
 from hotspan.l2.base import Found, Landed
 from hotspan.l2.follower import LogFollower
 from hotspan.l2.objects import BlobStore
@@ -70,11 +71,11 @@ def kv_of(model: Any, texts: Iterator[list[int]], size: int) -> bytes:
 
 
 def trained(dtype: torch.dtype, size: int) -> bytes:
-    """Of the trained model, over texts of the kind that it was trained on."""
-    target = ASSETS / "target"
-    model = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=dtype).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(target)
-    texts = (tokenizer.encode(rota(seed))[:TEXT_TOKENS] for seed in range(10_000))
+    """Of the trained model, over texts that people wrote."""
+    path = trained_model().path
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    texts = (tokenizer.encode(manual(seed, TEXT_TOKENS))[:TEXT_TOKENS] for seed in range(10_000))
     return kv_of(model, texts, size)
 
 
@@ -90,10 +91,10 @@ def kv_sets(size: int) -> Iterator[tuple[str, str, bytes]]:
     """Name, type and bytes of all KV that is measured."""
     for name, dtype in DTYPES.items():
         data = trained(dtype, size)
-        yield "trained", name, data
+        yield NAME, name, data
         if dtype is torch.bfloat16:
             numbers = torch.frombuffer(bytearray(data), dtype=torch.bfloat16)
-            yield "trained", "fp8", numbers.to(torch.float8_e4m3fn).view(torch.uint8).numpy().tobytes()
+            yield NAME, "fp8", numbers.to(torch.float8_e4m3fn).view(torch.uint8).numpy().tobytes()
     for family in FAMILIES:
         if not family.name.startswith(PLAIN_FAMILIES) or family.has_experts or "fp8" in family.name:
             continue
@@ -296,7 +297,7 @@ def main() -> int:
     link_data = b""
     for kv, dtype, data in kv_sets(options.mib * MIB):
         figures = {"kv": kv, "dtype": dtype, "mib": len(data) / MIB, "hotspan": own_codec(data, options.repetitions)}
-        if (kv, dtype) == ("trained", "bfloat16"):
+        if (kv, dtype) == (NAME, "bfloat16"):
             figures["others"] = other_codecs(data, 2, options.repetitions)
             link_data = (data * (CHUNKS * CHUNK_BYTES // len(data) + 1))[: CHUNKS * CHUNK_BYTES]
         codec.append(figures)

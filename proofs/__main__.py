@@ -7,6 +7,8 @@ import contextlib
 import dataclasses
 import importlib
 import logging
+import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +27,7 @@ NAMES = (
     "fault",
     "model",
     "simulate",
+    "tiers",
     "replicas",
     "l2",
     "soak",
@@ -45,10 +48,11 @@ def main(
     points: Annotated[int | None, typer.Option(min=1, help="load: number of set-ups.")] = None,
     requests: Annotated[int | None, typer.Option(min=1, help="load: requests at each.")] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="model: number of calls. simulate, replicas, l2: steps per simulation.")
+        int | None,
+        typer.Option(min=1, help="model: number of calls. simulate, tiers, replicas, l2: steps of each."),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="simulate, replicas: number of simulations. bad_places: of disks.")
+        int | None, typer.Option(min=1, help="simulate, tiers, replicas: number of simulations. bad_places: of disks.")
     ] = None,
     every: Annotated[int | None, typer.Option(min=1, help="fault, l2: N runs every Nth fault only.")] = None,
     cases: Annotated[int | None, typer.Option(min=1, help="fuzz, compression: number of inputs.")] = None,
@@ -124,4 +128,6 @@ def _quiet() -> Iterator[None]:
 
 
 if __name__ == "__main__":
+    if "PYTHONHASHSEED" not in os.environ:  # orders of sets are part of a case: it has to be the same in each process
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONHASHSEED": "0"})
     typer.run(main)

@@ -80,8 +80,8 @@ def run(options: Options, progress: Progress) -> Proof:
             try:
                 day.live(drive, options)
                 usage = world.tier.usage()
-                churns.append(day.written / (options.slots * world.options.payload_bytes))
-                rooms.append((world.options.slots - usage.bad_slots) / world.options.slots)
+                churns.append(day.written / (options.slots * world.options.disk.payload_bytes))
+                rooms.append((world.options.disk.slots - usage.bad_slots) / world.options.disk.slots)
                 sums["hours"] += (world.clock.monotonic() - began_s) / 3600
                 sums["set_aside"] += usage.bad_slots
                 drive.end()

@@ -11,6 +11,7 @@ from hotspan.core.types import PAGE_BYTES, Tier
 from hotspan.testing.chunks import aligned
 from hotspan.tiers.shares import Share, Shares
 from kit.simulated.faults import SHORT, BadPlaces, bad_slots
+from proofs.disk import DiskShape
 from proofs.engine import Broken, Engine, texts
 from proofs.world import World, WorldOptions
 
@@ -72,20 +73,23 @@ class Drive:
     def __post_init__(self) -> None:
         shares = Shares(by_tenant=QUOTAS)
         options = WorldOptions(
-            payload_bytes=(3 if self.is_packed else 1) * PAGE_BYTES,
-            is_sealed=self.is_sealed,
-            is_packed=self.is_packed,
             is_guarded=self.is_troubled or self.arm is not None or self.bad_part > 0,
-            is_recorded=self.is_troubled,
             is_deciding=self.rng.random() < 0.5,
             ram_slots=self.rng.randint(5, 9),
-            disk_slots=self.disk_slots or self.rng.randint(10, 20),
             ram_shares=shares,
-            disk_shares=shares,
+            disk=DiskShape(
+                payload_bytes=(3 if self.is_packed else 1) * PAGE_BYTES,
+                chunks=self.disk_slots or self.rng.randint(10, 20),
+                is_sealed=self.is_sealed,
+                is_packed=self.is_packed,
+                is_recorded=self.is_troubled,
+                shares=shares,
+            ),
         )
         self.world = World(self.root, options, self.rng)
+        disk = options.disk
         if self.bad_part:
-            self.world.places += bad_slots(self.rng, options.slots, options.slot_bytes, self.bad_part)
+            self.world.places.extend(bad_slots(self.rng, disk.slots, disk.slot_bytes, self.bad_part))
         try:
             self.world.open(self.arm or (lambda files: None))
         except DirectoryError:
@@ -96,7 +100,7 @@ class Drive:
             self.world.clock,
             texts(self.tenants, self.each),
             self.rng,
-            options.payload_bytes,
+            disk.payload_bytes,
             self.world.below,
         )
         self.actions = {
@@ -137,7 +141,7 @@ class Drive:
         self.actions[name]()
         self.engine.check()
         for tier, usage in self.engine.cache.usage().items():
-            disk_chunks = self.world.options.disk_slots * (_PACKED if self.is_packed else 1)
+            disk_chunks = self.world.options.disk.chunks * (_PACKED if self.is_packed else 1)
             most = disk_chunks if tier is Tier.DISK else usage.capacity_chunks
             for tenant, share in QUOTAS.items():
                 if usage.tenants.get(tenant, 0) > share.quota * most and usage.capacity_chunks:
@@ -211,7 +215,7 @@ class Drive:
             raise Broken(f"the directory can't be opened after a crash: {error}") from error
         self.engine.begin_anew(self.world.cache)
         disk = self.world.disk
-        into = aligned(self.world.options.payload_bytes)
+        into = aligned(self.world.options.disk.payload_bytes)
         for key in self.engine.epochs:
             if disk.submit_load(key, into):
                 terms = disk.terms(key)

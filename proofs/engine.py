@@ -16,7 +16,8 @@ from hotspan.core.clock import Clock
 from hotspan.core.terms import NEVER, Scope, Terms
 from hotspan.core.types import Chunk, ChunkKey, Lookup, Tier
 from hotspan.testing.chunks import chain
-from proofs.world import JUNK, NAMESPACE, content
+from proofs.disk import NAMESPACE
+from proofs.world import JUNK, content
 
 _CHUNK_TOKENS = 256
 

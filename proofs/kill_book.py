@@ -10,6 +10,7 @@ from typing import Any
 
 from hotspan.core.types import Chunk
 from hotspan.testing.chunks import chain, content
+from kit.simulated.faults import BadPlace
 
 Stored = tuple[int, int]
 """One store: the chunk's number, and its version."""
@@ -23,7 +24,7 @@ class Book:
     """One directory's.
 
     payload_bytes: of a chunk. is_sealed, is_small: encrypted; too small for all chunks, so that some are evicted.
-    is_packed: compressed, in several slots each.
+    is_packed: compressed, in several slots each. bad: places of its slab that fail for good.
     labels:  of every store that was not forgotten, whether or not anything may have come of it.
     acknowledged: when stores were reported that nothing may have taken away since.
     pending: stores that an invalidation takes that is not acknowledged. dead: that one took that is.
@@ -34,6 +35,7 @@ class Book:
     is_sealed: bool
     is_small: bool
     is_packed: bool
+    bad: tuple[BadPlace, ...] = ()
     chunks: list[Chunk] = field(default_factory=lambda: [chunk for n in range(24) for chunk in chain(f"text-{n}", 4)])
     versions: Counter[int] = field(default_factory=Counter)
     born: dict[Stored, frozenset[int]] = field(default_factory=dict)
@@ -47,6 +49,11 @@ class Book:
     def content(self, stored: Stored) -> bytes:
         """The bytes of one store."""
         return content(self.chunks[stored[0]].key, self.payload_bytes, stored[1])
+
+    @property
+    def may_lose(self) -> bool:
+        """Whether a chunk may go that was stored: it is evicted, or lies in a place that can't be read."""
+        return self.is_small or bool(self.bad)
 
     def versions_of(self, number: int) -> list[int]:
         """All versions of a chunk that ever were, newest first."""

@@ -19,6 +19,7 @@ from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.files import Files
 from hotspan.tiers.packer import Packer
 from hotspan.tiers.table import DiskTable, read_geometry
+from kit.simulated.faults import BadPlaces
 from kit.simulated.keys import FixedKeys
 from proofs.kill_book import Book, Message, Stored
 
@@ -66,6 +67,7 @@ class Worker:
             step_bytes=self.rng.choice((None, None, 2 * slot_bytes, 8 * slot_bytes)),
             packer=Packer("always" if self.book.is_packed else "never", self.threads, SystemClock()),
             slot_bytes=PAGE_BYTES if self.book.is_packed else None,
+            files=BadPlaces(list(self.book.bad)) if self.book.bad else Files(),
         )
         started = time.perf_counter()
         try:
@@ -76,6 +78,7 @@ class Worker:
         self._tell(["open", time.perf_counter() - started])
         self.free = [aligned(self.book.payload_bytes) for _ in range(_BUFFERS)]
         self._look()
+        self._write(["set aside", self.tier.usage().bad_slots])
         actions: list[tuple[float, Callable[[], None]]] = [
             (0.70, self._store),
             (0.10, self._join),

@@ -22,7 +22,7 @@ from kit.places import in_memory
 from kit.proof import Findings, Progress, rng_of
 from kit.simulated.inline import InlineQueues
 from kit.simulated.keys import FixedKeys
-from proofs.world import NAMESPACE
+from proofs.disk import NAMESPACE
 
 SIZE = 3 * PAGE_BYTES
 """Of which a compressed chunk takes two."""

@@ -463,7 +463,7 @@ class World:
 
     def _await(self, reader: Reader) -> bool:
         """Whether all that a request waits for comes in the time for which it may hold up the step."""
-        if self.queue is None or self.tier is None or reader.plan is None or not self._is_sync:
+        if self.queue is None or self.tier is None or reader.plan is None or not (self._is_sync and reader.waiting):
             return False
         left_s = self.queue.stall_left_s
         if reader.plan.choice.load_s > left_s:

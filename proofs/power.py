@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hotspan.core.errors import DirectoryError
+from hotspan.testing.clock import SimulatedClock
 from kit.places import in_memory
 from kit.proof import Findings, Progress, Proof, rng_of
+from kit.simulated.faults import BadPlaces
 from kit.simulated.inline import InlineQueues
 from kit.simulated.keys import FixedKeys
 from kit.simulated.power import PowerLoss, power_loss
@@ -37,6 +39,7 @@ class _Tally:
     acknowledged: int = 0
     evictions: int = 0
     reopened: int = 0
+    met: int = 0
     findings: Findings = field(default_factory=Findings)
 
 
@@ -58,6 +61,7 @@ def run(options: Options, progress: Progress) -> Proof:
         "invalidations_acknowledged": tally.acknowledged,
         "evictions": tally.evictions,
         "reopenings": tally.reopened,
+        "calls_at_bad_places": tally.met,
         "failed_opens": tally.failed_opens,
         "wrong_bytes": tally.wrong,
         "resurrected": tally.resurrected,
@@ -69,12 +73,13 @@ def run(options: Options, progress: Progress) -> Proof:
 
 def _try(path: Path, image_path: Path, case: int, images: int, options: Options, tally: _Tally) -> None:
     rng = rng_of("power", options.seed, case)
-    recorded = RecordedRun(path, rng, is_sealed=case % 2 == 1, is_packed=case // 2 % 2 == 1)
+    recorded = RecordedRun(path, rng, is_sealed=case % 2 == 1, is_packed=case // 2 % 2 == 1, has_bad=case % 3 == 2)
     recording = recorded.run(options.steps)
     recorded.close()
     tally.acknowledged += recorded.acknowledged
     tally.evictions += recorded.evictions
     tally.reopened += recorded.reopened
+    tally.met += sum(recorded.files.met.values())
     for number in range(images):
         image = power_loss(recording, rng.randrange(recording.moments), rng)
         tally.images += 1
@@ -91,7 +96,9 @@ def _look(path: Path, image: PowerLoss, recorded: RecordedRun, case: int, number
     dead: set[Stored] = set().union(*image.marks)
     queues = InlineQueues()
     keys = FixedKeys(READER) if recorded.is_sealed else None
-    tier = open_tier(path, queues, keys, is_packed=recorded.is_packed)
+    clock = SimulatedClock()
+    files = BadPlaces(list(recorded.places), wait=clock.advance)
+    tier = open_tier(path, queues, keys, files, clock, is_packed=recorded.is_packed)
     try:
         for key, data in loaded(tier, queues):
             if data is None:
@@ -108,3 +115,4 @@ def _look(path: Path, image: PowerLoss, recorded: RecordedRun, case: int, number
         tier.check()
     finally:
         tier.close(5.0)
+        tally.met += sum(files.met.values())

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.files import Files
 from hotspan.tiers.packer import Packer
+from kit.simulated.faults import BadPlace, BadPlaces, bad_slots
 from kit.simulated.inline import InlineQueues
 from kit.simulated.keys import FixedKeys
 from kit.simulated.power import Recording, RecordingFiles
@@ -23,6 +24,8 @@ SLAB_BYTES = SLOTS * (SIZE + HEADER_BYTES)
 NAMESPACE = bytes(range(32))
 CHUNKS = [chunk for name in "abcd" for chunk in chain(name, 3)]
 TAGS = [tag_labels([name]) for name in ("x", "y", "z")]
+_BAD_PART = 0.125
+
 READER = 1 << 41
 """Who opens what a run left: a writer of its own, as every process is."""
 
@@ -30,10 +33,19 @@ Stored = tuple[ChunkKey, int]
 """One store of a chunk: each has a version, and bytes, of its own."""
 
 
+class RecordingBadPlaces(BadPlaces, RecordingFiles):
+    """Records the calls of a disk with bad places, what a torn write leaves included."""
+
+    def __init__(self, directory: Path, places: list[BadPlace], wait: Callable[[float], None]) -> None:
+        RecordingFiles.__init__(self, directory)
+        BadPlaces.__init__(self, places, wait=wait)
+
+
 @dataclass(slots=True)
 class RecordedRun:
     """Random calls of a disk tier in `path`, recorded.
 
+    has_bad:  whether slots are bad: `places`, for good.
     contents: which store wrote these bytes.
     known:    the terms of every store that was not invalidated since, also of what was discarded or evicted since: who
               says durable says it of their bytes too.
@@ -44,6 +56,8 @@ class RecordedRun:
     rng: random.Random
     is_sealed: bool
     is_packed: bool = False
+    has_bad: bool = False
+    places: list[BadPlace] = field(default_factory=list)
     contents: dict[bytes, Stored] = field(default_factory=dict)
     known: dict[Stored, Terms] = field(default_factory=dict)
     versions: Counter[ChunkKey] = field(default_factory=Counter)
@@ -51,17 +65,20 @@ class RecordedRun:
     evictions: int = 0
     reopened: int = 0
     clock: SimulatedClock = field(default_factory=SimulatedClock)
-    files: RecordingFiles = field(init=False)
+    files: RecordingBadPlaces = field(init=False)
     queues: InlineQueues = field(init=False)
     tier: DiskTier = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.has_bad:
+            slot_bytes = PAGE_BYTES if self.is_packed else SIZE + HEADER_BYTES
+            self.places = bad_slots(self.rng, SLAB_BYTES // slot_bytes, slot_bytes, _BAD_PART)
         self.files = self.recorder()
         self.open(0)
 
-    def recorder(self) -> RecordingFiles:
+    def recorder(self) -> RecordingBadPlaces:
         """What records the calls."""
-        return RecordingFiles(self.path)
+        return RecordingBadPlaces(self.path, self.places, self.clock.advance)
 
     def run(self, steps: int) -> Recording:
         """Random steps; the recording of all that reached the files."""

@@ -1,4 +1,5 @@
-"""One replica over an L2 that others share: a cache, an engine that believes nothing, and bytes that say their epoch.
+"""One replica over an L2 that others share, and over a disk of its own if it has one: a cache, an engine that believes
+nothing, and bytes that say their epoch.
 
 Whoever asks for an invalidation ends an epoch of the chunks that it takes, and what is computed in the next has other
 bytes. A request that a replica admits after it has read the invalidation, or after it was acknowledged to have made it,
@@ -7,89 +8,67 @@ must never be given bytes of an epoch before.
 
 import random
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
 
 from hotspan.cache.choice import Text as Prompt
 from hotspan.cache.cost import CostModel
 from hotspan.cache.entry import Reader
-from hotspan.cache.tiered import TieredCache
+from hotspan.cache.tiered import PATIENCE_S, TieredCache
 from hotspan.cache.withdrawals import Withdrawals
 from hotspan.core.clock import Clock
 from hotspan.core.terms import Scope, Terms
-from hotspan.core.types import PAGE_BYTES, ChunkKey, Lookup, Tier
-from hotspan.l2.base import LogPage, ObjectStore, SharedLog
+from hotspan.core.types import PAGE_BYTES, Chunk, ChunkKey, Lookup, Tier
+from hotspan.l2.base import ObjectStore
 from hotspan.l2.follower import LogFollower
-from hotspan.l2.node import ChosenLog, NodeStore
+from hotspan.l2.node import NodeStore
+from hotspan.l2.position import PositionKeeper, read_position
 from hotspan.l2.remote import RemoteOptions, RemoteTier
+from hotspan.testing.clock import SimulatedClock
+from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.slab import SharedSlab
 from kit.simulated.inline import InlineQueues
 from kit.simulated.keys import FixedKeys
 from kit.simulated.lower import SettledTier
+from proofs.disk import NAMESPACE, SimulatedDisk
 from proofs.engine import Broken, Text
-from proofs.world import NAMESPACE, content
+from proofs.epochs import Asked, Copies, Epochs, Held, Loads, ReadLog, log_of
+from proofs.world import content
 
 SIZE = 3 * PAGE_BYTES
 """Of which a compressed chunk takes two."""
+
+SLOWEST_S = 1.0
+"""For which an engine computes one chunk, at most."""
 
 Connect = Callable[[Clock], ObjectStore]
 """One more connection to the store that all replicas share, which has a log."""
 
 
-@dataclass(slots=True)
-class Epochs:
-    """What is known outside: how often each chunk was taken, and by which invalidation."""
+class Replica:
+    """One process after the other: RAM over its disk, if it has one, and the L2, and an engine that believes nothing.
 
-    latest: dict[ChunkKey, int]
-    taken: dict[int, tuple[int, set[ChunkKey]]] = field(default_factory=dict)  # by the scope's id
-    scopes: list[Scope] = field(default_factory=list)  # kept, so that ids stay theirs
-    written: dict[tuple[str, int], list[tuple[int, set[ChunkKey]]]] = field(default_factory=dict)  # by place in a log
-    read: int = 0  # entries from which a replica learnt what others took
-
-
-@dataclass(slots=True, eq=False)
-class Asked:
-    """A request that was admitted and not scheduled yet.
-
-    least: the epochs of its chunks that it may be given. present: those of the bytes that it computes.
+    tiers:   below RAM, fastest first; the last is `tier`, the L2's.
+    is_slow: copies to the engine take their time (`end_load`), in which their slots must not change.
     """
 
-    text: Text
-    reader: Reader
-    least: dict[ChunkKey, int]
-    present: dict[ChunkKey, int]
-    may_store: bool = True
-
-
-@dataclass(slots=True, eq=False)
-class Held:
-    """A text that a server holds for later: a warm-up's. since_s: from when on. present: epochs of its bytes."""
-
-    text: Text
-    since_s: float
-    present: dict[ChunkKey, int]
-
-
-@dataclass(slots=True, eq=False)
-class Copies:
-    """Chunks that the engine is about to have copied into their slots."""
-
-    parts: list[tuple[int, int]]  # index in the text, slot
-    text: Text
-    epochs: dict[ChunkKey, int]
-
-
-class Replica:
-    """One process: RAM over the L2, and an engine that believes nothing."""
-
     def __init__(
-        self, name: str, connect: Connect, clock: Clock, epochs: Epochs, rng: random.Random, *, is_sealed: bool
+        self,
+        name: str,
+        connect: Connect,
+        clock: SimulatedClock,
+        epochs: Epochs,
+        rng: random.Random,
+        *,
+        is_sealed: bool,
+        disk: SimulatedDisk | None = None,
+        is_slow: bool = False,
     ) -> None:
         self.name = name
+        self.disk = disk
+        self.is_slow = is_slow
         self.least = dict.fromkeys(epochs.latest, 0)  # of epochs, for requests that are admitted now
         self.present = dict.fromkeys(epochs.latest, 0)  # of what they compute
-        self.hits = self.l2_hits = self.stores = self.cuts = self.withdrawn = self.announced = 0
+        self.hits = self.disk_hits = self.l2_hits = self.stores = self.cuts = self.withdrawn = self.announced = 0
         self._connect = connect
         self._clock = clock
         self._stores: list[ObjectStore] = []  # of this life
@@ -112,10 +91,14 @@ class Replica:
         self.held: list[Held] = []
         self._withdrawals = Withdrawals()
         self.copies: list[Copies] = []
+        self.loads: list[Loads] = []
+        self._lost: list[Copies] = []
         self.queues = InlineQueues(self._rng.getrandbits(32))
+        self._stirs, self._turned = 0, False
         clock = self._clock
-        self._log = _ReadLog(_log_of(self._connected()), self._epochs, f"{self.name}/{self._lives}")
-        self.follower = LogFollower(self._log, f"{self.name}/{self._lives}", clock)
+        self._log = ReadLog(log_of(self._connected()), self._epochs, f"{self.name}/{self._lives}")
+        since = read_position(self.disk.directory) if self.disk is not None else None
+        self.follower = LogFollower(self._log, f"{self.name}/{self._lives}", clock, since=since)
         writer = self._rng.getrandbits(60)
 
         def opened(again: bool) -> RemoteTier:
@@ -131,37 +114,64 @@ class Replica:
             )
             return RemoteTier(options, NAMESPACE, SIZE, clock)
 
+        self.tiers: list[LowerTier] = self._open_disk()
+        lanes = {Tier.L2: 2}
         self.tier = SettledTier(opened, clock)
-        cost = CostModel(2048, {Tier.L2: 2}, clock) if may_decide and self._rng.random() < 0.5 else None
-        self.cache = TieredCache(self._slab, self.tier, namespace=NAMESPACE, cost=cost, clock=clock)
+        self.tiers.append(self.tier)
+        if self.disk is not None:
+            lanes[Tier.DISK] = 3
+        cost = CostModel(2048, lanes, clock) if may_decide and self._rng.random() < 0.5 else None
+        self.cache = TieredCache(self._slab, *self.tiers, namespace=NAMESPACE, cost=cost, clock=clock)
+
+    def stop(self) -> None:
+        """The process ends as it should: it writes what waits, as far as that goes, and lets go of its tiers."""
+        for _ in range(4):
+            self.queues.run()
+            self.cache.step()
+        for tier in self.tiers:
+            tier.close(0.0)
+        self.follower.close()
 
     def close(self) -> None:
-        """All is over."""
-        self.tier.close(1.0)
+        """All is over. Raises: Broken if a descriptor is left open."""
+        for tier in self.tiers:
+            tier.close(1.0)
+        if self.disk is not None and (left := len(self.disk.files.open_fds)):
+            raise Broken(f"{self.name}: {left} descriptors are left open")
         self.abandon()
 
     def abandon(self) -> None:
         """Let go of everything, whatever state it is in."""
         self._hang_up()
+        if self.disk is not None:
+            self.disk.crash()
         self._slab.close()
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether nothing is on its way, nothing is held, and the tier takes part."""
+        """Whether nothing is on its way, nothing is held, and the tiers take part."""
         is_idle = not self.asked and not self.copies and not self.cache.is_moving and not self.cache.ram.is_pinned
-        return is_idle and self.tier.is_up
+        return is_idle and all(tier.is_up for tier in self.tiers)
 
     # -- what an engine does -----------------------------------------------------------------------------------------
 
     def follow(self) -> None:
         """Forget what others invalidated, before anything is admitted."""
-        for scope in self.follower.foreign():
-            self._withdrawals.note([scope], self._clock.monotonic())
-            self.cache.invalidate([scope], lambda done: None, is_foreign=True)
+        if self.follower.position is None:
+            return
+        scopes, position = self.follower.foreign(), self.follower.position
+        keeper = self._keeper if self.follower.is_shared else None
+        done = keeper.follow(position, bool(scopes)) if keeper is not None and position is not None else _ignored
+        if scopes:
+            self._withdrawals.note(scopes, self._clock.monotonic())
+            self.cache.invalidate(scopes, done, is_foreign=True)
             self._disown()
-            if scope == Scope():
+            self._stirs += 1
+            if Scope() in scopes:
                 # The log was lost: all that was ever invalidated is forgotten with everything else.
                 self.present = dict(self._epochs.latest)
+        for tier in self.tiers:
+            tier.trust()
         for epoch, taken in self._log.take(self.follower.applied):
             self._epochs.read += 1
             self._bind(epoch, taken)
@@ -189,7 +199,7 @@ class Replica:
         held: its text is from before. is_copy: it is a shadow copy, which stores nothing.
         """
         self.follow()
-        self.cache.step()
+        self.step()
         terms = Terms(tenant=text.tenant, labels=text.labels)
         reader = Reader(terms=terms, bare_terms=Terms(tenant=text.tenant))
         asked = Asked(text, reader, dict(self.least), dict(self.present), may_store=not is_copy)
@@ -207,41 +217,57 @@ class Replica:
         hits = []
         prompt = Prompt(len(asked.text.chunks) * 256 + 1, 256)
         if self.cache.cost is not None and not self.cache.choose([asked.text.chunks], asked.reader, prompt):
+            self._check_wait(asked)
             return
         for chunk in asked.text.chunks:
             answer = self.cache.lookup(chunk, asked.reader)
             if answer is Lookup.RETRY:
+                self._check_wait(asked)
                 return
             if answer is Lookup.MISS:
                 break
             hits.append(chunk)
         self.asked.remove(asked)
         self.cuts += asked.reader.cut
-        self.l2_hits += sum(chunk.key in asked.reader.promoted for chunk in hits)
+        promoted = [asked.reader.promoted.get(chunk.key) for chunk in hits]
+        self.disk_hits += promoted.count(Tier.DISK)
+        self.l2_hits += promoted.count(Tier.L2)
         self.hits += len(hits)
         self.cache.join(asked.text.chunks, asked.reader)
         slots = self.cache.begin_load([chunk.key for chunk in hits], asked.reader)
-        for chunk, slot in zip(hits, slots, strict=True):
-            self._check(chunk.key, bytes(self._slab.slot(slot)), asked.least[chunk.key])
-        self.cache.end_load([chunk.key for chunk in hits])
+        loads = Loads([(chunk, slot, bytes(self._slab.slot(slot))) for chunk, slot in zip(hits, slots, strict=True)])
+        for chunk, _, data in loads.parts:
+            self._check(chunk.key, data, asked.least[chunk.key])
+        self.loads.append(loads)
+        if not self.is_slow:
+            self.end_load()
         self.cache.release(asked.reader)
+        self.step()
         if asked.may_store:
             placements = self.cache.begin_store(asked.text.chunks[len(hits) :], asked.reader)
             if placements:
                 parts = [(placement.chunk.index, placement.slot) for placement in placements]
                 self.copies.append(Copies(parts, asked.text, asked.present))
 
+    def end_load(self) -> None:
+        """The engine has its copies, for which the slots kept their bytes. Raises: Broken."""
+        if not self.loads:
+            return
+        loads = self.loads.pop(self._rng.randrange(len(self.loads)) if self.is_slow else 0)
+        if any(bytes(self._slab.slot(slot)) != data for _, slot, data in loads.parts):
+            raise Broken(f"{self.name}: a slot changed while the engine copied from it")
+        self.cache.end_load([chunk.key for chunk, _, _ in loads.parts])
+
     def end_store(self) -> None:
         """The engine's copies are complete, or failed."""
         if not self.copies:
             return
         copies = self.copies.pop(self._rng.randrange(len(self.copies)))
-        chunks = [copies.text.chunks[index] for index, _ in copies.parts]
-        for chunk, (_, slot) in zip(chunks, copies.parts, strict=True):
-            self._slab.slot(slot)[:] = content(chunk.key, SIZE, copies.epochs[chunk.key])
+        chunks = self._copy(copies)
         self.stores += len(chunks)
+        self._stirs += 1
         if self.cache.cost is not None:
-            self.cache.cost.observe_step(256 * len(chunks), 0, len(chunks) * self._rng.choice((1e-4, 0.01, 1.0)))
+            self.cache.cost.observe_step(256 * len(chunks), 0, len(chunks) * self._rng.choice((1e-4, 0.01, SLOWEST_S)))
         self.cache.end_store(chunks, success=self._rng.random() < 0.9)
 
     def invalidate(self, scope: Scope, taken: set[ChunkKey], epoch: int) -> None:
@@ -253,6 +279,7 @@ class Replica:
 
         self._withdrawals.note([scope], self._clock.monotonic())
         self._disown()
+        self._stirs += 1
         for key in taken:
             self.present[key] = epoch
         self.cache.invalidate([scope], durable)
@@ -262,6 +289,33 @@ class Replica:
         idle = [entry for entry in self.cache.ram.entries.values() if not entry.pins and not entry.is_used]
         if idle:
             self.cache._forget(self._rng.choice(idle))
+            self._stirs += 1
+
+    def clear(self) -> None:
+        """The engine resets its prefix cache, and forgets its copies in flight, which go on until `end_clear`."""
+        self.cache.clear()
+        self._lost += self.copies
+        self.copies.clear()
+        self.loads.clear()
+        self._stirs += 1
+
+    def end_clear(self) -> None:
+        """What was in flight at a reset has been written into its slots, which were nobody else's."""
+        for copies in self._lost:
+            self._copy(copies)
+        self._lost.clear()
+        self.cache.end_clear()
+
+    def turn(self, most: int = 1 << 30) -> None:
+        """I/O ends, as often as that."""
+        self._turned |= self.queues.run(most) > 0
+
+    def step(self) -> None:
+        """The cache takes note of what ended."""
+        trips = sum(tier.trips for tier in self.tiers)
+        self.cache.step()
+        if self._turned or sum(tier.trips for tier in self.tiers) != trips:
+            self._turned, self._stirs = False, self._stirs + 1
 
     def check(self) -> None:
         """Raise Broken if the books do not agree."""
@@ -271,6 +325,46 @@ class Replica:
             raise Broken(f"{self.name}: {error}") from error
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _open_disk(self) -> list[LowerTier]:
+        """A new process's disk tier, if it has a disk, and what remembers how far the log was followed."""
+        disk, queues = self.disk, self.queues
+        self._keeper: PositionKeeper | None = None
+        if disk is None:
+            return []
+        disk.begin()
+        writes = queues.queue("disk-position", 1, PAGE_BYTES)
+
+        def submit(job: Callable[[], object]) -> None:
+            def written(scratch: memoryview) -> None:
+                job()
+
+            writes.submit(written, _dropped, urgent=False)
+
+        self._keeper = PositionKeeper(disk.directory, submit)
+        tier = SettledTier(lambda again: disk.open(queues, again), self._clock)
+        tier.distrust()  # until the log was read
+        return [tier]
+
+    def _copy(self, copies: Copies) -> list[Chunk]:
+        """The engine's bytes come to their slots; the chunks that they are of."""
+        chunks = [copies.text.chunks[index] for index, _ in copies.parts]
+        for chunk, (_, slot) in zip(chunks, copies.parts, strict=True):
+            self._slab.slot(slot)[:] = content(chunk.key, SIZE, copies.epochs[chunk.key])
+        return chunks
+
+    def _check_wait(self, asked: Asked) -> None:
+        """A request has to wait: raise Broken if it does so for too long while nothing happens to what it waits for.
+
+        What happens in between is another wait, which begins when the request is looked up again.
+        """
+        now_s = self._clock.monotonic()
+        if asked.stirs != self._stirs:
+            asked.stirs, asked.since_s = self._stirs, now_s
+        waited_s = now_s - asked.since_s
+        most_s = PATIENCE_S if self.cache.cost is None else PATIENCE_S + 2 * SLOWEST_S * len(asked.text.chunks)
+        if waited_s > most_s + 1e-6:
+            raise Broken(f"{self.name}: a request waits since {waited_s:.3f} s while nothing lands")
 
     def _connected(self) -> ObjectStore:
         store = self._connect(self._clock)
@@ -302,44 +396,9 @@ class Replica:
         raise Broken(f"{self.name}: a hit has wrong bytes")
 
 
-class _ReadLog:
-    """A shared log that says which invalidations were read from it, and knows those that were written by their place.
-
-    An entry is written once its append has returned; what is read of another binds nobody.
-    """
-
-    def __init__(self, log: SharedLog, epochs: Epochs, owner: str) -> None:
-        self._log = log
-        self._owner = owner
-        self._epochs = epochs
-        self._read: list[tuple[str, int]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._log, name)
-
-    def append(self, scopes: Sequence[Scope], by: str) -> int:
-        """An entry, whose generation is noted with what it takes."""
-        generation = self._log.append(scopes, by)
-        known = [self._epochs.taken[id(scope)] for scope in scopes if id(scope) in self._epochs.taken]
-        is_own = isinstance(self._log, ChosenLog) and not self._log.is_shared
-        self._epochs.written.setdefault((self._owner if is_own else "", generation), []).extend(known)
-        return generation
-
-    def read(self, after: int) -> LogPage:
-        """A page of the log."""
-        page = self._log.read(after)
-        owner = "" if page.is_shared else self._owner
-        self._read += [(owner, entry.generation) for entry in page.entries]
-        return page
-
-    def take(self, applied: int) -> list[tuple[int, set[ChunkKey]]]:
-        """What entries up to a generation took that were read since the last call."""
-        ready = {place for place in self._read if place[1] <= applied}
-        self._read = [place for place in self._read if place not in ready]
-        return [one for place in sorted(ready) for one in self._epochs.written.get(place, ())]
+def _ignored(done: bool) -> None:
+    """Nobody asked whether it is durable."""
 
 
-def _log_of(store: ObjectStore) -> SharedLog:
-    if store.log is None:
-        raise ValueError("replicas share a store that has a log")
-    return store.log
+def _dropped() -> None:
+    """The process ends before it is written."""

@@ -4,19 +4,23 @@ What each of them must never be given stands in proofs/replica.py.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from hotspan.core.clock import Clock
 from hotspan.core.terms import Scope, Terms
 from hotspan.l2.base import ObjectStore
 from hotspan.l2.node import NodeStore
 from hotspan.testing.clock import SimulatedClock
+from kit.places import in_memory
 from kit.proof import Findings, Progress, Proof, rng_of
-from kit.simulated.memory_store import MemoryServer
+from kit.simulated.memory_store import OBJECT_KINDS, BadObjects, MemoryServer
+from proofs.disk import NAMESPACE
 from proofs.engine import Broken, Text, texts
-from proofs.replica import Connect, Epochs, Replica
-from proofs.world import NAMESPACE
+from proofs.epochs import Epochs
+from proofs.replica import Connect, Replica
 
 CLAIM = "replicas that share an L2 hit their own tenants' bytes and nothing that was invalidated, whatever fails"
 WEIGHTS = {
@@ -45,7 +49,10 @@ WEIGHTS = {
 }
 
 
-_OF_REPLICAS = ("hits", "l2_hits", "stores", "cuts", "withdrawn", "announced")
+_BAD_PART = 0.25
+"""Of the chunks of two worlds in five, those whose objects are bad."""
+
+OF_REPLICAS = ("hits", "disk_hits", "l2_hits", "stores", "cuts", "withdrawn", "announced")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,7 @@ class World:
     """The replicas and their server.
 
     connect: to another store than the server, of which the steps `lose` and `trim` know nothing.
+    bad_part: of the chunks whose objects on the server are bad (OBJECT_KINDS), for good or until they are made anew.
     weights: how often each step is taken.
     """
 
@@ -72,9 +80,11 @@ class World:
         is_sealed: bool,
         connect: Connect | None = None,
         weights: Mapping[str, float] = WEIGHTS,
+        bad_part: float = 0.0,
     ) -> None:
         self.steps = 0
         self.counts = dict.fromkeys(("invalidations", "crashes", "losses", "faults"), 0)
+        self.met: Counter[str] = Counter()  # calls that met a bad object, by its kind
         self._rng = rng
         self._weights = weights
         self._clock = SimulatedClock()
@@ -86,9 +96,16 @@ class World:
         # In some worlds the store is a daemon that starts after the replicas: where nothing was, or another one.
         self._comes_late = rng.choice((None, None, "alone", "after another")) if connect is None else None
         self._has_come = self._comes_late is None
-        names = "abcd"[: rng.randint(2, 4)]
+        self._is_sealed = is_sealed
+        names = self._names()
         if connect is None:
-            self._server = MemoryServer(self._clock, before=self._before, evicts=rng.random() < 0.5)
+            self._server = BadObjects(
+                *(self._clock,), before=self._before, evicts=rng.random() < 0.5, wait=self._clock.advance, met=self.met
+            )
+            if bad_part:
+                keys = rng.sample(list(self._parents), max(1, round(bad_part * len(self._parents))))
+                self._server.bad = {key: rng.choice(OBJECT_KINDS) for key in keys}
+                self._server.moves = rng.random() < 0.5
 
             def connect(clock: Clock) -> ObjectStore:
                 if self._comes_late is None:
@@ -98,17 +115,23 @@ class World:
                 other = MemoryServer(self._clock, before=self._before)
                 return NodeStore(self._server.store(), other.store(), lambda: self._has_come, self._answer, clock)
 
-        self.replicas = [Replica(name, connect, self._clock, self._epochs, rng, is_sealed=is_sealed) for name in names]
+        self.replicas = [self._replica(name, connect) for name in names]
 
-    @property
-    def read(self) -> int:
-        """From how many entries of the log replicas learnt what others took."""
-        return self._epochs.read
+    def _names(self) -> str:
+        return "abcd"[: self._rng.randint(2, 4)]
 
-    @property
-    def is_late(self) -> bool:
-        """Whether the daemon started after the replicas."""
-        return self._comes_late is not None
+    def _replica(self, name: str, connect: Connect) -> Replica:
+        return Replica(name, connect, self._clock, self._epochs, self._rng, is_sealed=self._is_sealed)
+
+    def figures(self) -> dict[str, int]:
+        """How often what happened.
+
+        read: entries of the log from which replicas learnt what others took. late: the daemon started after them.
+        calls_at_*_objects: calls that met an object that is bad in this way.
+        """
+        figures = {"steps": self.steps, **self.counts, "read": self._epochs.read, "late": self._comes_late is not None}
+        figures |= {f"calls_at_{kind}_objects": self.met[kind] for kind in OBJECT_KINDS}
+        return figures | {name: sum(getattr(replica, name) for replica in self.replicas) for name in OF_REPLICAS}
 
     def run(self, steps: int) -> None:
         """Random steps of random replicas. Raises: Broken."""
@@ -136,10 +159,11 @@ class World:
             for replica in self.replicas:
                 replica.follower.poll()
                 replica.follow()
-                replica.queues.run()
-                replica.cache.step()
+                replica.turn()
+                replica.step()
                 for asked in list(replica.asked):
                     replica.look(asked)
+                replica.end_load()
                 replica.end_store()
                 replica.check()
             if all(replica.is_at_rest for replica in self.replicas):
@@ -180,10 +204,10 @@ class World:
         replica.end_store()
 
     def _turn(self, replica: Replica) -> None:
-        replica.queues.run(self._rng.randint(1, 4))
+        replica.turn(self._rng.randint(1, 4))
 
     def _step(self, replica: Replica) -> None:
-        replica.cache.step()
+        replica.step()
 
     def _poll(self, replica: Replica) -> None:
         replica.follower.poll()
@@ -289,25 +313,42 @@ class World:
 
 def run(options: Options, progress: Progress) -> Proof:
     """Simulation after simulation, each a case."""
-    findings = Findings()
-    figures = dict.fromkeys(("steps", "invalidations", "crashes", "losses", "faults", "read", "late", *_OF_REPLICAS), 0)
+
+    def made(root: Path, case: int) -> World:
+        bad_part = _BAD_PART if case % 5 < 2 else 0.0
+        return World(rng_of("replicas", options.seed, case), is_sealed=case % 2 == 1, bad_part=bad_part)
+
+    at_bad = tuple(f"calls_at_{kind}_objects" for kind in OBJECT_KINDS)
+    shown = ("l2_hits", "losses", "read", "withdrawn", "announced", "late", *at_bad)
+    return simulate("replicas", CLAIM, options, made, shown, progress)
+
+
+def simulate(
+    name: str,
+    claim: str,
+    options: Options,
+    made: Callable[[Path, int], World],
+    shown: Sequence[str],
+    progress: Progress,
+) -> Proof:
+    """World after world; whatever a call raises is a finding, too.
+
+    made: the world of a case, whose files may lie in a directory. shown: figures without which it was about nothing.
+    """
+    findings, totals = Findings(), Counter[str]()
     cases: Sequence[int] = range(options.seeds) if options.only is None else [options.only]
     for done, case in enumerate(cases, 1):
-        world = World(rng_of("replicas", options.seed, case), is_sealed=case % 2 == 1)
-        try:
-            world.run(options.steps)
-            world.end()
-        except (Broken, AssertionError) as error:
-            findings.add(case, f"step {world.steps}: {error}")
-        figures["steps"] += world.steps
-        for name, value in world.counts.items():
-            figures[name] += value
-        figures["read"] += world.read
-        figures["late"] += world.is_late
-        for name in _OF_REPLICAS:
-            figures[name] += sum(getattr(replica, name) for replica in world.replicas)
+        with in_memory() as root:
+            world = made(root, case)
+            try:
+                world.run(options.steps)
+                world.end()
+            except Exception as error:
+                what = str(error) if isinstance(error, Broken | AssertionError) else f"{type(error).__name__}: {error}"
+                findings.add(case, f"step {world.steps}: {what}")
+                world.abandon()
+        totals.update(world.figures())
         progress(done, len(cases))
-    shown = ("l2_hits", "losses", "read", "withdrawn", "announced", "late")
-    enough = options.only is not None or all(figures[name] for name in shown)
-    said = {"simulations": len(cases), **figures, "failures": findings.count}
-    return Proof("replicas", CLAIM, said, not findings.count and enough, tuple(findings.kept))
+    enough = options.only is not None or all(totals[figure] for figure in shown)
+    figures = {"simulations": len(cases), **totals, "failures": findings.count}
+    return Proof(name, claim, figures, not findings.count and enough, tuple(findings.kept))

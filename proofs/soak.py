@@ -29,8 +29,8 @@ from kit.places import on_disk
 from kit.proof import Findings, Progress, Proof, rng_of
 from kit.simulated.faults import BadPlaces, bad_slots
 from kit.simulated.lower import steady
+from proofs.disk import NAMESPACE
 from proofs.engine import Broken, Engine, texts
-from proofs.world import NAMESPACE
 
 CLAIM = "churn of many times the capacity leaves no wrong byte, and memory, descriptors and disk stay as they are"
 _PAYLOAD_BYTES = 16384

@@ -1,10 +1,13 @@
 """What something costs, without a clock: the lines of Python that it runs and the functions of C that it calls."""
 
+import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -38,7 +41,23 @@ def counted() -> Iterator[Operations]:
 
 def operations(act: Callable[[], object]) -> int:
     """How many lines and calls `act` takes."""
-    with counted() as found:
-        act()
-        count = found.count  # before the context ends, whose own lines count
+    gc.collect()
+    gc.disable()  # what it would end of other tests runs lines, too
+    try:
+        with counted() as found:
+            act()
+            count = found.count  # before the context ends, whose own lines count
+    finally:
+        gc.enable()
     return count
+
+
+def in_one_go(work: Coroutine[Any, Any, T], between: Callable[[], object] = lambda: None) -> T:
+    """The result of a coroutine that waits for nothing but its own pauses. between: is called in each of them."""
+    while True:
+        try:
+            assert work.send(None) is None
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        between()

@@ -1,7 +1,10 @@
 """Blobs in memory that several replicas share, whose calls fail, hang or lie as a test says."""
 
+import errno
+import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -138,6 +141,68 @@ class MemoryServer:
 
     def close(self) -> None:
         return
+
+
+OBJECT_KINDS = ("head", "read", "write", "torn", "slow", "slow_write")
+"""head: EIO to all reads of the object. read: to those of its frame. write: to its creation. torn: its creation
+succeeds, and its second half is zeros. slow: any of these takes `slow_s`. slow_write: its creation does.
+"""
+
+
+@dataclass
+class BadObjects(MemoryServer):
+    """A store where the objects of some chunks are bad, in one of the ways in OBJECT_KINDS.
+
+    bad: the ways, by chunk. moves: an object that was deleted is made anew elsewhere, and is sound from then on.
+    wait: called with how long a slow call takes. met: calls that met a bad object.
+    """
+
+    bad: dict[ChunkKey, str] = field(default_factory=dict)
+    moves: bool = False
+    slow_s: float = 8.0
+    wait: Callable[[float], None] = time.sleep
+    met: Counter[str] = field(default_factory=Counter)
+
+    def read(self, parts: Sequence[Part]) -> list[bytes | None]:
+        for part in parts:
+            if part.name in self.data and self._meet(part.name, "head", "slow") == "head":
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().read(parts)
+
+    def read_into(self, name: str, into: Sequence[memoryview]) -> bool:
+        if name in self.data and self._meet(name, "head", "read", "slow") in ("head", "read"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().read_into(name, into)
+
+    def create(self, name: str, data: Sequence[memoryview | bytes]) -> bool:
+        kind = self._meet(name, "write", "torn", "slow", "slow_write")
+        if kind == "write":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if kind == "torn":
+            whole = b"".join(data)
+            data = [whole[: len(whole) // 2].ljust(len(whole), b"\0")]
+        return super().create(name, data)
+
+    def delete(self, names: Sequence[str]) -> None:
+        super().delete(names)
+        if self.moves:
+            for name in names:
+                if name.startswith("objects/"):
+                    self.bad.pop(_key(name), None)
+
+    def _meet(self, name: str, *kinds: str) -> str | None:
+        """The way in which an object is bad, if it is one of these; a slow one is waited for."""
+        kind = self.bad.get(_key(name)) if name.startswith("objects/") else None
+        if kind not in kinds:
+            return None
+        self.met[kind] += 1
+        if kind in ("slow", "slow_write"):
+            self.wait(self.slow_s)
+        return kind
+
+
+def _key(name: str) -> ChunkKey:
+    return ChunkKey(bytes.fromhex(name.rpartition("/")[2]))
 
 
 def _call(method: str, *names: str) -> str:

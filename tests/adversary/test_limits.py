@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,8 +12,9 @@ import psutil
 import pytest
 
 from hotspan.bench.prose import prose
+from kit.waiting import until
 
-from .conftest import KEYS, House
+from .conftest import ADMIN_TOKEN, KEYS, House
 
 pytestmark = pytest.mark.engine
 
@@ -71,6 +73,21 @@ def test_text_that_can_not_fit_is_refused(well: House) -> None:
         flood = [pool.submit(post, well, "server", "globex", "/tokenize", body) for _ in range(12)]
         assert post(well, "server", "acme", "/tokenize", completion(well)) == 200
         assert {each.result() for each in flood} <= {400, 413, 429}
+
+
+def test_large_prompts_in_work_hold_up_no_other(well: House) -> None:
+    """Their turn is over once the engine has them: it computes four at a time, of which two are parsed at a time."""
+    body = completion(well, user="x" * (300 * 1024), ignore_eos=True, max_tokens=2000)
+
+    def in_work() -> float:
+        page = well.call("GET", "/metrics", ADMIN_TOKEN).text
+        return sum(float(each) for each in re.findall(r"^vllm:num_requests_running\{.*\} (.*)", page, re.MULTILINE))
+
+    with ThreadPoolExecutor(4) as pool:
+        flood = [pool.submit(post, well, "server", "globex", "/v1/completions", body) for _ in range(4)]
+        until(lambda: in_work() == 4 or any(each.done() for each in flood))
+        assert not any(each.done() for each in flood)
+        assert {each.result() for each in flood} == {200}
 
 
 def test_announcements_hold_up_no_invalidation(well: House) -> None:

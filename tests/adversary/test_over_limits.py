@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from hotspan.http.paths import MAX_SMALL_BYTES
+
 from .conftest import House
 from .test_limits import answered, completion, post
 
@@ -49,6 +51,15 @@ def test_values_and_lists_of_a_body_are_counted(well: House, entry: str) -> None
 def test_a_body_has_a_size(well: House, entry: str) -> None:
     """A body of more than 64 MiB is a 413 by its head, or its connection ends."""
     assert post(well, entry, "globex", "/v1/completions", b"{" + b" " * (64 << 20) + b"}") in (0, 413)
+    assert answered(well, entry)
+
+
+@pytest.mark.parametrize("entry", ["server", "router"])
+@pytest.mark.parametrize("path", ["/v1/models", "/hotspan/cache/pin", "/adapters", "/v1/responses/a/cancel"])
+def test_a_small_request_has_a_small_body(well: House, entry: str, path: str) -> None:
+    """What names are enough for takes 256 KiB; of more nothing is read."""
+    body = json.dumps({"tags": ["a"], "name": "n" * MAX_SMALL_BYTES}).encode()
+    assert post(well, entry, "globex", path, body) in (0, 413)
     assert answered(well, entry)
 
 

@@ -41,6 +41,8 @@ class Behaviour:
     has_metrics: bool = True
     tokens_per_word: int = 0  # 0: no /tokenize
     root: str = ""
+    max_tokens: int | None = None  # of a request; None: the list of models does not tell
+    admin_token: str = ""  # that the metrics ask for
     token_bytes: int = 0  # 0: the metrics don't tell
     status: Any = None  # an LMCache server's page at /status; None: there is none
     labels: str = 'tier="ram"'
@@ -55,6 +57,7 @@ class Served:
     running: int = 0
     max_running: int = 0
     headers: list[dict[str, str]] = field(default_factory=list)
+    metrics_headers: list[dict[str, str]] = field(default_factory=list)
 
     @property
     def contents(self) -> list[str]:
@@ -104,7 +107,9 @@ class OpenAIServer:
         self._loop.close()
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "small", "root": self.behaviour.root}]})
+        most = self.behaviour.max_tokens
+        told = {} if most is None else {"max_model_len": most}
+        return web.json_response({"data": [{"id": "small", "root": self.behaviour.root} | told]})
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         if not self.behaviour.tokens_per_word:
@@ -120,6 +125,10 @@ class OpenAIServer:
     async def _metrics(self, request: web.Request) -> web.Response:
         if not self.behaviour.has_metrics:
             raise web.HTTPNotFound
+        self.served.metrics_headers.append(dict(request.headers))
+        token = self.behaviour.admin_token
+        if token and request.headers.get("Authorization") != f"Bearer {token}":
+            raise web.HTTPUnauthorized
         served = len(self.served.bodies)
         token_bytes = self.behaviour.token_bytes
         size = f'hotspan_cache_token_bytes{{engine="0"}} {token_bytes:.1f}\n' if token_bytes else ""

@@ -1,6 +1,7 @@
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -13,8 +14,10 @@ from typer.testing import CliRunner
 
 from conftest import StartServer
 from hotspan.bench.records import BenchResult
+from hotspan.bench.workloads import WORKLOADS
 from hotspan.cli.bench import app
 from hotspan.cli.output import command_line
+from hotspan.config.options import options_of
 
 COLUMNS = [
     *("request_id", "successful", "ttft", "request_latency", "num_input_tokens", "num_output_tokens"),
@@ -289,3 +292,90 @@ def test_a_run_begins_with_what_the_server_is(serve: StartServer, tmp_path: Path
         done = invoke("engine", "--engine-url", server.url, "--workload", "long-doc-qa", *small)
         assert f"{server.url} answers" in done.output and f"; {state}: " in done.output, done.output
     assert "hotspan's tiers" in done.output
+
+
+TOKEN = "the-token-of-who-runs-this"
+
+
+def test_the_admin_token_is_for_the_metrics_alone(
+    serve: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given in any way it gets the counters, and goes nowhere else; one that is missing is said, with what to do."""
+    monkeypatch.delenv("HOTSPAN_ADMIN_TOKEN", raising=False)
+    server = serve(admin_token=TOKEN)
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    file.chmod(0o600)
+    small = ["--ldqa-document-length", "40", "--ldqa-max-output-length", "3", "--workload", "long-doc-qa"]
+    small += ["--tokens-per-gb-kvcache", "80", "--kv-cache-volume", "1"]
+
+    def run(*more: str) -> str:
+        done = invoke("engine", "--engine-url", server.url, "--output", str(tmp_path / "out"), *small, *more)
+        assert done.exit_code == 0, done.output
+        return " ".join(done.output.split())
+
+    said = run()
+    assert "/metrics is for the administrator: give its admin token with --token, --admin-token-file or" in said
+    assert not any("Authorization" in each for each in server.served.metrics_headers)
+    for more in (["--token", TOKEN], ["--admin-token-file", str(file)]):
+        assert "hit rates are unknown" not in run(*more)
+    monkeypatch.setenv("HOTSPAN_ADMIN_TOKEN", TOKEN)
+    assert "hit rates are unknown" not in run()
+    assert not any("Authorization" in each for each in server.served.headers)
+    assert not any(TOKEN in path.read_text() for path in (tmp_path / "out").iterdir())
+
+
+def test_lengths_that_can_not_fit_are_refused_before_anything_is_sent(serve: StartServer, tmp_path: Path) -> None:
+    """Only those: the longest request that the model takes is sent; the line names model, lengths and flags."""
+    refused = engine(serve(max_tokens=42).url, tmp_path)
+    said = " ".join(refused.output.split())
+    assert refused.exit_code == 2, said
+    assert "small takes 42 tokens, prompt and answer, and a request of long-doc-qa has at least 43" in said
+    assert "lower --ldqa-document-length or --ldqa-max-output-length" in said
+    assert not list(tmp_path.iterdir())
+    server = serve(max_tokens=43)
+    assert engine(server.url, tmp_path).exit_code == 0 and server.served.bodies
+
+
+@pytest.mark.parametrize("workload", sorted(WORKLOADS))
+def test_each_workload_says_how_long_it_is_or_takes_its_texts_from_elsewhere(workload: str) -> None:
+    """The flags that it names are its own, and what they set counts: text and answer."""
+    options = WORKLOADS[workload]()
+    if options.length is None:
+        assert workload == "trace-replay"
+        return
+    if workload == "rag-qa-quality":
+        assert replace(options, dataset="questions.json").length is None, "its documents are those of the file"
+    own = {each.flag for each in options_of(type(options), f"{options.PREFIX}_")}
+    assert options.length.flags and own >= set(options.length.flags)
+    assert options.length.tokens > options.tokens_each
+    longer = replace(options, **{name: getattr(options, name) + 500 for name in options.LENGTHS})
+    assert longer.length is not None and longer.length.tokens >= options.length.tokens + 500
+
+
+def test_a_run_without_an_answer_writes_and_compares_nothing(serve: StartServer, tmp_path: Path) -> None:
+    """Status 1 and the reason, for one server, for two in turn and for files; what was written before stays alone."""
+    bad, good = serve(fails=lambda content: 400).url, serve().url
+    done = engine(bad, tmp_path / "none", "--json")
+    assert done.exit_code == 1 and "nothing is written" in done.output and "HTTP 400" in done.output
+    assert not (tmp_path / "none").exists()
+    common = ("--workload", "long-doc-qa", "--ldqa-document-length", "40", "--tokens-per-gb-kvcache", "80")
+    for pair in ((bad, good), (good, bad)):
+        done = invoke("compare", *pair, *common, "--kv-cache-volume", "1", "--repetitions", "1", "--output", "x.json")
+        assert done.exit_code == 1 and f"requests to {bad} failed, nothing is compared" in done.output
+        assert "no luck" in done.output and "p99" not in done.output
+
+
+def test_files_of_runs_without_an_answer_are_not_compared(serve: StartServer, tmp_path: Path) -> None:
+    """As older versions wrote them."""
+    assert engine(serve().url, tmp_path / "good").exit_code == 0
+    (tmp_path / "bad").mkdir()
+    told = json.loads((tmp_path / "good" / "hotspan_bench.json").read_text())
+    for played in told["rounds"]:
+        played["summary"]["failed"] = played["summary"]["requests"]
+        for record in played["records"]:
+            record |= {"successful": False, "error": "HTTP 400: too long"}
+    (tmp_path / "bad" / "hotspan_bench.json").write_text(json.dumps(told))
+    done = invoke("compare", str(tmp_path / "bad"), str(tmp_path / "good"), "--json")
+    assert done.exit_code == 1 and "nothing is compared: HTTP 400: too long" in " ".join(done.output.split())
+    assert not done.stdout.startswith("{")

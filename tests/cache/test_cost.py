@@ -190,6 +190,21 @@ def test_an_engine_that_is_busy_anyway_gives_time_to_load() -> None:
     assert choice.patience_s(0, 0.0) > 0.7
 
 
+def test_what_a_request_has_waited_for_a_place_counts() -> None:
+    """Who has waited 20 s to be looked at may wait a twentieth of that more without trust, and is granted it."""
+    model = taught(GPU, {Tier.L2: REMOTE})
+    chain = Run(Tier.L2, 4, SIZE), Run(Tier.RAM, 26, SIZE)
+    at_once = ask(model, *chain)
+    model.settle(at_once, at_once.load_s, 30)
+    queued = ask(later(model), *chain, waited_s=20.0, queued_s=20.0)
+    assert at_once.is_risky and not queued.is_risky
+    assert at_once.chunks == queued.chunks == 30
+    more_s = queued.patience_s(0, 0.0) - 0.8 * (BOUND_SHARE * queued.recompute_s + BOUND_S)
+    assert more_s == pytest.approx(0.8 * BOUND_SHARE * 20.0, rel=0.1)
+    assert queued.bound_s == pytest.approx(BOUND_SHARE * (20.0 + queued.recompute_s) + BOUND_S)
+    assert ask(later(model), *chain, waited_s=20.0).is_risky  # it waited for tiers, which counts for nothing
+
+
 def test_a_load_ends_no_sooner_than_the_step_beside_it() -> None:
     """A short text is computed in the step that runs anyway, rather than wait that step out for a load."""
     model = taught(GPU, {Tier.DISK: FAST})
@@ -417,6 +432,16 @@ def test_looks_become_rare_until_the_tier_is_used_again() -> None:
     assert [ask(model, on_disk(16)).probe for _ in range(3)] == [1, 0, 2]
     model.begin_load(Tier.DISK, SIZE)
     assert not any(ask(model, on_disk(16)).probe for _ in range(20))
+
+
+def test_a_burst_of_loads_is_over_some_time() -> None:
+    """After 40 loads within 40 ms nothing is loaded behind them; when a while has passed, all is again."""
+    model = taught(GPU, {Tier.DISK: FAST})
+    for _ in range(40):
+        model._clock.advance(1e-3)  # type: ignore[attr-defined]
+        model._tiers[Tier.DISK].take(40 * SIZE, model._clock.monotonic())
+    assert ask(model, on_disk(40)).chunks == 0
+    assert ask(later(model), on_disk(40)).chunks == 40
 
 
 def test_a_silent_tier_is_left_though_it_ends_no_transfer() -> None:

@@ -112,3 +112,16 @@ def test_what_is_no_answer_of_hotspans_is_said(
     monkeypatch.setattr(admin_client.Admin, "post", lambda self, path, *rest: answer)
     status, output = run(*words, "--server", "http://x:1")
     assert status == 2 and "does not answer as hotspan does" in output
+
+
+def test_stats_have_the_tokens_of_a_chunk_and_no_made_up_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that says how many bytes it has and not how many chunks is not said to have none."""
+    tier = {"chunks": 0, "capacity_chunks": 0, "bytes": 161061273, "capacity_bytes": 0, "tenants": {}}
+    ram = tier | {"bytes": 0, "capacity_chunks": 1234}
+    told = {"replica": "a", "is_encrypted": False, "chunk_tokens": 256, "tiers": {"ram": ram, "l2": tier}}
+    monkeypatch.setattr(admin_client.Admin, "get", lambda self, path: {"replicas": [told]})
+    status, output = run("stats", "--server", "http://a")
+    assert status == 0 and "a: not encrypted, chunks of 256 tokens" in output
+    rows = [[cell.strip() for cell in line.split("│")] for line in output.splitlines() if "│" in line]
+    found = {row[1]: row[2:4] for row in rows if row[1] in ("ram", "l2")}
+    assert found == {"ram": ["0", "1,234"], "l2": ["-", "-"]}

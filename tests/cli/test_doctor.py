@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 from hotspan.cli.main import app
 from hotspan.server.facts import Facts, _mount_option
-from hotspan.server.findings import Severity
+from hotspan.server.findings import Finding, Severity
 from hotspan.server.machine import machine
+from hotspan.server.numa import Numa, disk_node, placement, shared_policy
 
 PREFIXES = ("OPTION_", "SERVING_", "SAGEMAKER_", "HOTSPAN_", "LMCACHE_", "HF_MODEL_", "VLLM_", "AWS_")
 
@@ -120,7 +121,7 @@ def test_a_ram_tier_that_finds_no_room(model: Path) -> None:
     assert findings(str(model), "--ram-gib", "0.01")["/dev/shm"]["severity"] == "ok"
 
 
-GPU_HOST = Facts({"CUDA_VISIBLE_DEVICES": "0,1"}, locked_bytes=-1, shared_huge_pages="advise", nodes=2)
+GPU_HOST = Facts({"CUDA_VISIBLE_DEVICES": "0,1"}, locked_bytes=-1, shared_huge_pages="advise", numa=Numa(2))
 
 
 @pytest.mark.parametrize(
@@ -128,8 +129,9 @@ GPU_HOST = Facts({"CUDA_VISIBLE_DEVICES": "0,1"}, locked_bytes=-1, shared_huge_p
     [
         ("locked memory", {"locked_bytes": 8 << 20}, {"locked_bytes": -1}, "memlock"),
         ("huge pages of /dev/shm", {"shared_huge_pages": "never"}, {"shared_huge_pages": "advise"}, "huge=advise"),
-        ("NUMA", {"memory_policy": "default"}, {"memory_policy": "interleave:0-1"}, "numactl --interleave=all"),
-        ("NUMA", {"memory_policy": "default"}, {"nodes": 1, "memory_policy": "default"}, "numactl --interleave=all"),
+        ("NUMA", {"numa": Numa(2, "default")}, {"numa": Numa(2, "interleave:0-1")}, "numactl --interleave=all"),
+        ("NUMA", {"numa": Numa(2, "default")}, {"numa": Numa(1, "default")}, "numactl --interleave=all"),
+        ("NUMA", {"numa": Numa(2, "default")}, {"numa": Numa(2, "default", "interleave")}, "mpol=interleave"),
     ],
 )
 def test_what_a_host_with_gpus_lacks(what: str, wrong: dict[str, Any], right: dict[str, Any], remedy: str) -> None:
@@ -148,3 +150,94 @@ def test_mounts_are_read() -> None:
     assert _mount_option(mounts, "/dev/shm", "huge") == "within_size"
     assert _mount_option(mounts.splitlines()[0], "/dev/shm", "huge") == "never"
     assert _mount_option(mounts, "/mnt", "huge") == ""
+
+
+# -- NUMA ------------------------------------------------------------------------------------------------------------
+
+FAR, NEAR = "0000:81:00.0", "0000:17:00.0"
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> Path:
+    """A /sys with two nodes, a GPU on each, an audio device beside one, and a drive on node 1."""
+    own = min(os.sched_getaffinity(0))
+    for node, cpus in enumerate((f"{own}", f"{own + 100}-{own + 131}")):
+        (tmp_path / f"devices/system/node/node{node}").mkdir(parents=True)
+        (tmp_path / f"devices/system/node/node{node}/cpulist").write_text(cpus + "\n")
+    (tmp_path / "bus/pci/devices").mkdir(parents=True)
+    (tmp_path / "dev/block").mkdir(parents=True)
+    devices = {
+        NEAR: ("0x030200", 0),
+        FAR: ("0x030000", 1),
+        "0000:81:00.1": ("0x040300", 1),
+        "0000:c1:00.0": ("0x01", 1),
+    }
+    for address, (kind, node) in devices.items():
+        device = tmp_path / "devices/pci" / address
+        device.mkdir(parents=True)
+        (device / "vendor").write_text("0x10de\n")
+        (device / "class").write_text(kind + "\n")
+        (device / "numa_node").write_text(f"{node}\n")
+        (tmp_path / "bus/pci/devices" / address).symlink_to(device)
+    drive = tmp_path / "devices/pci/0000:c1:00.0/nvme/nvme0/nvme0n1"
+    drive.mkdir(parents=True)
+    where = (tmp_path / "kv").parent.stat().st_dev
+    (tmp_path / f"dev/block/{os.major(where)}:{os.minor(where)}").symlink_to(drive)
+    return tmp_path
+
+
+def test_what_is_on_which_node_is_read(system: Path) -> None:
+    """GPUs by their PCI address and no other devices, those that are visible; the node of the directory's drive."""
+    assert Numa.probe({}, "default", "", system).gpus == {NEAR: 0, FAR: 1}
+    assert Numa.probe({"CUDA_VISIBLE_DEVICES": "1"}, "default", "", system).gpus == {FAR: 1}
+    assert Numa.probe({"CUDA_VISIBLE_DEVICES": "GPU-5a,GPU-7b"}, "default", "", system).gpus == {NEAR: 0, FAR: 1}
+    assert Numa.probe({"CUDA_VISIBLE_DEVICES": ""}, "default", "", system).gpus == {}
+    assert disk_node(system / "kv/not/there/yet", system) == 1
+    (system / "devices/pci/0000:c1:00.0/numa_node").write_text("-1\n")
+    assert disk_node(system / "kv", system) is None
+    assert disk_node(system / "kv", system / "nowhere") is None
+
+
+@pytest.mark.parametrize(
+    ("policy", "shared", "nodes"),
+    [
+        ("bind:1", "", {1}),
+        ("interleave:0-1", "", {0, 1}),
+        ("default", "interleave:0", {0, 1}),
+        ("bind:0", "bind:1", {1}),
+        ("bind:0", "default", {0}),
+        ("prefer:1", "", {1}),
+        ("weighted", "", set()),
+        ("", "", set()),
+    ],
+)
+def test_where_the_ram_tier_lies(policy: str, shared: str, nodes: set[int]) -> None:
+    """The mount of /dev/shm decides, then the process's policy; by default the CPUs that it may use, if of one node."""
+    assert Numa(2, policy, shared).ram == nodes
+    assert (
+        Numa(2, "default", cpus=frozenset({1})).ram == {1} and Numa(2, "default", cpus=frozenset({0, 1})).ram == set()
+    )
+    assert shared_policy("shm /dev/shm tmpfs rw,mpol=interleave:0-1,size=8g 0 0\n") == "interleave:0-1"
+    assert shared_policy("shm /dev/shm tmpfs rw,size=8g 0 0\n") == shared_policy("") == ""
+
+
+def test_gpus_that_are_far_are_named(system: Path) -> None:
+    """A GPU on another node than the RAM tier, or than the disk, is named with both nodes; near ones are not."""
+
+    def found(policy: str, disk: int | None, shared: str = "", visible: str = "0,1") -> dict[str, Finding]:
+        numa = Numa.probe({"CUDA_VISIBLE_DEVICES": visible}, policy, shared, system)
+        return {each.what: each for each in placement(numa, disk)}
+
+    ram = found("bind:0", None)["NUMA"]
+    assert ram.severity is Severity.WARNING and FAR in ram.state and NEAR not in ram.state
+    assert "node 0" in ram.state and "node 1" in ram.state and "--membind" in ram.remedy
+    disk = found("interleave:0-1", 1)
+    assert disk["NUMA"].severity is Severity.OK
+    assert disk["NUMA of the disk"].severity is Severity.WARNING
+    assert NEAR in disk["NUMA of the disk"].state and FAR not in disk["NUMA of the disk"].state
+    near = found("bind:1", 1, visible="1")
+    assert [each.severity for each in near.values()] == [Severity.OK, Severity.OK]
+    apart = found("bind:1", 0, visible="1")["NUMA of the disk"]
+    assert apart.severity is Severity.WARNING and "RAM tier on node 1" in apart.state and FAR in apart.state
+    assert FAR in found("default", None)["NUMA"].state, "its CPUs are of node 0"
+    assert "NUMA of the disk" not in found("bind:0", None)

@@ -37,6 +37,13 @@ def test_a_request_is_told_in_words() -> None:
     ]
 
 
+def test_the_line_that_changes_is_named() -> None:
+    """Where the server knows of a line of the system prompt that the session has changed."""
+    line = "  line 3 of its system prompt is not that of its session's request before"
+    assert line in shown(REQUEST | {"changed_line": 3}).splitlines()
+    assert shown(REQUEST | {"changed_line": None}) == shown(REQUEST)
+
+
 def test_requests_of_all_replicas_are_shown() -> None:
     """Of a server, of the cores of one, and of all replicas behind a router; the latest first."""
     older = REQUEST | {"at": 10.0}

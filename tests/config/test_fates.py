@@ -41,6 +41,7 @@ SAMPLES: Mapping[kinds.Kind, Any] = {
     kinds.FIRST_INTEGER: "3",
     kinds.TEXTS: "text",
     kinds.VERBATIM: "text",
+    kinds.PATTERNS: "text",
     kinds.MEBIBYTES: "77",
     kinds.DEGREE: "4",
     kinds.ANY: "512",

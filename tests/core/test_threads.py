@@ -29,7 +29,7 @@ TASKS = {
     "server/models/relay.py": (2, "awaited by the request"),
     "server/models/served.py": (1, "the watch goes on"),
     "server/models/run.py": (3, "ends wait for their models; a keeper that fails stops the store; the watch goes on"),
-    "server/run.py": (2, "both watches go on"),
+    "server/run.py": (3, "both watches go on; the warm-up is awaited"),
     "server/liveness.py": (1, "an engine that fails is no engine that hangs: what it raises is dropped"),
     "server/step_health.py": (1, "the watch goes on"),
     "server/adapters/loader.py": (1, "shielded and awaited by who asked"),

@@ -8,10 +8,14 @@ import pytest
 from rich.console import Console
 
 from hotspan.bench import counters
+from hotspan.bench.client import ModelCard
+from hotspan.bench.config import BenchConfig
+from hotspan.bench.runner import check_fit
+from hotspan.core.errors import ConfigError
 from hotspan.demo import run as demo_run
 from hotspan.demo.fit import BUDGET_S, MIN_COMPUTE_S, STOP_S, Costs, Sample, compute_s, fit, largest
 from hotspan.demo.plan import MODE_NAMES, DemoRequest, DemoSizes
-from hotspan.demo.run import run_demo, served_type
+from hotspan.demo.run import _options, run_demo, served_type
 from hotspan.plan.host import native_type
 
 FAKE = Path(__file__).parent / "fake_hotspan.py"
@@ -54,6 +58,21 @@ def test_no_request_is_longer_than_the_model_reads() -> None:
     for chosen in (fit(DemoSizes(), FAST, MODE_NAMES, max_tokens=8192), largest(DemoSizes(), 8192)):
         assert 7000 < chosen.document_tokens < chosen.request_tokens <= 8192
     assert largest(DemoSizes(), 32768) == DemoSizes()
+
+
+@pytest.mark.parametrize("max_tokens", [8192, 32768])
+@pytest.mark.parametrize("costs", [FAST, SLOW, EMULATED], ids=["fast", "float32", "emulated"])
+def test_the_benchmark_takes_the_lengths_of_the_demo(costs: Costs, max_tokens: int) -> None:
+    """What the demo asks, whatever it fits, is nothing that the benchmark's look at the server's context refuses: the
+    server is started with a context for exactly these requests. One that is a token too short is refused."""
+    for sizes in (DemoSizes(), largest(DemoSizes(), max_tokens), fit(DemoSizes(), costs, MODE_NAMES, 1, max_tokens)):
+        options = _options(DemoRequest(sizes=sizes))
+        config = BenchConfig(options=options, model="demo", engine_url="http://127.0.0.1:1")
+        check_fit(config, [ModelCard("demo", max_tokens=sizes.request_tokens)])
+        assert options.length is not None
+        with pytest.raises(ConfigError, match="lower --ldqa-document-length or --ldqa-max-output-length"):
+            check_fit(config, [ModelCard("demo", max_tokens=options.length.tokens - 1)])
+        check_fit(config, [ModelCard("demo"), ModelCard("another", max_tokens=1)])
 
 
 def test_slow_answers_are_shortened_before_documents_are() -> None:

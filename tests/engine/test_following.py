@@ -200,6 +200,31 @@ def test_replicas_that_are_asked_for_the_same_write_one_entry(
         second.check()
 
 
+def test_a_disk_waits_for_a_log_that_can_t_be_read(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An engine that starts while its L2 is away finds nothing that was on its disk: another replica may have
+    invalidated it, and the last engine read so. Once the log is read, it finds what nobody took."""
+    server = MemoryServer()
+    acme: dict[str, Any] = {"hotspan": {"tenant": "acme", "no_store": True}}
+    with core(tiny_model, disk=tmp_path / "kv", l2=server) as engine:
+        gone = engine.stored(engine.text(1, LENGTH), **as_("acme", "gone"))
+        kept = engine.stored(engine.text(2, LENGTH), **as_("acme"))
+    server.log().append([of("acme", "gone")], "another")
+
+    def is_away(call: str) -> None:
+        raise ConnectionError("the L2 is away")
+
+    server.before = is_away
+    with core(tiny_model, disk=tmp_path / "kv", l2=server) as engine:
+        assert "disk_waits_for_l2_log" in caplog.text
+        assert (engine.ask(gone, **acme), engine.ask(kept, **acme)) == (0, 0)
+        server.before = lambda call: None
+        assert engine.follower.poll()
+        assert (engine.ask(gone, **acme), engine.ask(kept, **acme)) == (0, WHOLE)
+        engine.check()
+
+
 def test_an_l2_that_can_t_be_opened_leaves_nothing_open(tiny_model: Path, tmp_path: Path) -> None:
     """The start fails, and the next one finds the disk's directory free and the log without a reader."""
     server = MemoryServer()

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import vllm.config
 from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms.interface import DeviceCapability
 
 from benchmarks.speculators import write_config
 from hotspan.core.errors import ConfigError
-from hotspan.engine import fingerprint
+from hotspan.engine import fingerprint, identity
 from hotspan.engine.fingerprint import AdapterDigests, FileDigests, model_digest
 from hotspan.engine.identity import _section, namespace_fields, namespace_of
 from hotspan.engine.kv_fields import KV
@@ -99,6 +100,22 @@ def test_each_field_of_the_table_changes_the_namespace(engine: Any, monkeypatch:
             with monkeypatch.context() as patched:
                 patched.setitem(vars(part), field, "another")
                 assert name(engine) != with_section, f"{section}.{field}"
+
+
+def test_gpus_of_another_compute_capability_have_another_namespace(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An H100 finds nothing of an A100's, and what another H100 stored; what has no capability goes by its type."""
+
+    def named(device: str, *capability: int) -> bytes:
+        found = DeviceCapability(*capability) if capability else None
+        gpu = SimpleNamespace(is_cpu=lambda: False, device_type=device, get_device_capability=lambda: found)
+        monkeypatch.setattr(identity, "current_platform", gpu)
+        return name(engine)
+
+    names = [named("cuda", 8, 0), named("cuda", 9, 0), named("cuda", 10, 0), named("cuda", 8, 6), named("xpu")]
+    assert len(set(names)) == len(names)
+    assert named("cuda", 9, 0) == names[1] and named("xpu") == names[-1]
 
 
 def test_the_length_that_longrope_chooses_by_is_in(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:

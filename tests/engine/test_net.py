@@ -56,6 +56,7 @@ OUTSIDE = {
     "reset_cache": "a reset that did not happen must not be taken for one",
     "leave_out": "is what the net calls, within a net",
     "group_count": "a figure of the start",
+    "token_bytes": "a figure of the start",
 }
 """Methods of the manager without a net, and why."""
 

@@ -1,6 +1,7 @@
 """Texts that no tokenizer takes are refused, wherever in a body they stand; all others pass."""
 
 import json
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -13,7 +14,7 @@ from hotspan.http import texts
 from hotspan.http.connections import HttpLimits
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import Exchange
-from hotspan.http.texts import check_characters
+from hotspan.http.texts import check_characters, checked_characters
 from hotspan.server.admission import Admission
 from tests.server.asgi import call
 
@@ -57,10 +58,23 @@ def test_what_is_no_json_is_left_to_others(body: bytes) -> None:
     check_characters(body)
 
 
-def test_a_body_without_an_escape_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However large: it is looked through once."""
-    monkeypatch.setattr(texts, "orjson", None)
-    check_characters(json.dumps({"prompt": "a long text \\n" * 100_000}).encode())
+@pytest.mark.parametrize("text", ["a long text \n", "\N{GRINNING FACE}", '\\ud800 \u00e9"', "\\\N{GRINNING FACE}"])
+def test_a_large_body_is_not_parsed(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """It is looked through, in slices of 256 KiB at most, also with escapes; one with half a pair is refused so."""
+    monkeypatch.setattr(texts, "json", None)
+    body = json.dumps({"prompt": text * 100_000}).encode()
+    assert sum(1 for _ in checked_characters(body)) >= len(body) // (1 << 18)
+    with pytest.raises(HttpError):
+        check_characters(body[:-2] + b'\\ud800"}')
+    with pytest.raises(HttpError):
+        check_characters(b'["\\udc00' + body[1:])
+    check_characters(b"--boundary" + body[:-2] + b'\\ud800"}')
+
+
+def test_a_scan_is_linear_in_the_body() -> None:
+    """Each piece is looked at once: no part of the pattern gives back what it took."""
+    for repeats in re.findall(r"\{1,\d+\}(.?)", texts._WHOLE.pattern.decode()):
+        assert repeats == "+"
 
 
 @pytest.mark.parametrize("name", ["prompt", "stop", "session_id", "messages", "cache_salt", "kv_transfer_params"])

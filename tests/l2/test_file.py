@@ -30,6 +30,7 @@ from hotspan.testing.clock import SimulatedClock
 from kit.waiting import PATIENCE_S, at_last, until
 from tests.l2.kit.bounds import StoreBoundsTests, report_of
 from tests.l2.kit.logs import SharedLogTests
+from tests.l2.kit.names import StoreNamesTests
 from tests.l2.kit.races import SharedStoreTests
 from tests.l2.kit.stores import TERMS, MakeStore, found, frame_of, put, read
 from tests.l2.test_shared_files import no_links
@@ -62,7 +63,7 @@ def store(root: Path) -> Iterator[FileStore]:
     store.close()
 
 
-class TestFileStore(SharedStoreTests):
+class TestFileStore(SharedStoreTests, StoreNamesTests):
     """On a disk."""
 
     @pytest.fixture

@@ -19,6 +19,7 @@ from hotspan.testing.chunks import chain
 from hotspan.testing.clock import SimulatedClock
 from kit.simulated.memory_store import MemoryServer
 from tests.l2.kit.bounds import StoreBoundsTests, report_of
+from tests.l2.kit.names import StoreNamesTests
 from tests.l2.kit.races import SharedStoreTests
 from tests.l2.kit.stores import TENANT, TERMS, MakeStore, found, frame_of, put, read, record_of
 
@@ -27,7 +28,7 @@ TAG = Terms(labels=tag_labels(["z"]))
 (A,) = chain("a", 1)
 
 
-class TestMemory(SharedStoreTests):
+class TestMemory(SharedStoreTests, StoreNamesTests):
     """The kit."""
 
     EVICTS = True
@@ -352,6 +353,29 @@ def test_no_entry_is_acknowledged_in_a_log_that_is_lost(blobs: MemoryServer, clo
     page = log.read(generation - 1)
     assert [entry.scopes for entry in page.entries] == [(Scope(tenant=5),)]
     assert page.epoch != lost and page.floor > before
+
+
+@pytest.mark.parametrize("slept_before", ["create log", "read log", "read epochs"])
+def test_who_slept_while_it_wrote_leaves_nothing_in_front(blobs: MemoryServer, slept_before: str) -> None:
+    """Whenever a writer sleeps until what it knew is trimmed, its entry comes last, and no other of its own is there:
+    who had not read one that was trimmed would take it for that."""
+    store, other = blobs.store(8), blobs.store(8)
+    known = log_of(store).append([Scope(tenant=1)], "sleeps")
+    last = 0
+
+    def sleep(call: str) -> None:
+        nonlocal last
+        if call == slept_before and not last:
+            last = 1
+            last = max(log_of(other).append([Scope(tenant=2)], "wakes") for _ in range(20))
+
+    blobs.before = sleep
+    generation = log_of(store).append([Scope(tenant=3)], "sleeps")
+    blobs.before = lambda call: None
+    numbers = [int(name.rpartition("/")[2], 16) for name in blobs.data if name.startswith("log/")]
+    assert min(numbers) > known + 1 and generation == max(numbers) > last
+    assert [entry.generation for entry in log_of(other).read(last).entries] == [generation]
+    assert log_of(blobs.store()).read(known).floor > known
 
 
 @pytest.mark.parametrize("call", ["find", "get", "put", "update", "delete"])

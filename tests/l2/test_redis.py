@@ -23,6 +23,7 @@ from hotspan.testing.chunks import aligned, chain, key_of
 from kit.redis_server import RedisServer, redis_server
 from kit.waiting import PATIENCE_S, at_last, until
 from tests.l2.kit.bounds import ROOM_BYTES, StoreBoundsTests, growth_of
+from tests.l2.kit.names import StoreNamesTests
 from tests.l2.kit.outages import StoreOutageTests
 from tests.l2.kit.races import SharedStoreTests
 from tests.l2.kit.stores import TERMS, MakeStore, ObjectStoreTests, found, frame_of, put, read
@@ -61,7 +62,7 @@ def relay(server: RedisServer) -> Iterator[Relay]:
     relay.close()
 
 
-class TestRedisStore(SharedStoreTests):
+class TestRedisStore(SharedStoreTests, StoreNamesTests):
     """One server."""
 
     @pytest.fixture

@@ -657,6 +657,25 @@ def test_following_an_idle_log_costs_no_memory() -> None:
     assert follower.foreign() == [] and follower.applied == follower.generation > began
 
 
+@pytest.mark.parametrize("back_s", [0.0, 3600.0], ids=["at once", "a clock set back"])
+def test_an_entry_of_ones_own_log_comes_behind_what_was_told(back_s: float) -> None:
+    """Whoever was told how far the log is reads every later entry, whatever the clock says meanwhile, and it takes what
+    was stored at a generation that was told."""
+    clock = SimulatedClock()
+    log = VolatileLog(clock)
+    follower = LogFollower(log, "a", clock)
+    assert follower.poll()
+    told = follower.generation
+    clock.unix = lambda: 1_700_000_000 - back_s  # type: ignore[method-assign]
+    for number in (1, 2):
+        scope = Scope(labels=frozenset([number]))
+        assert log.append([scope], "other") > told
+        assert follower.poll() and follower.foreign() == [scope]
+        assert told < follower.view.matched_at(ChunkKey(bytes(32)), NAMESPACE, Terms(labels=scope.labels))
+        assert log.read(told + 3_600_000).generation == told + 3_600_000  # somebody else's place is told, too
+        told = max(follower.generation, told + 3_600_000)
+
+
 def test_a_log_of_ones_own_keeps_the_newest_entries() -> None:
     """It does not grow for ever; who reads on misses nothing, and who comes too late knows that it did."""
     clock = SimulatedClock()

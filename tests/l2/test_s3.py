@@ -16,6 +16,7 @@ from hotspan.l2.s3 import S3Store
 from hotspan.testing.chunks import chain
 from kit.s3_server import S3Server
 from tests.l2.kit.bounds import StoreBoundsTests, report_of
+from tests.l2.kit.names import StoreNamesTests
 from tests.l2.kit.outages import StoreOutageTests
 from tests.l2.kit.races import SharedStoreTests
 from tests.l2.kit.stores import MakeStore
@@ -43,7 +44,7 @@ class _Fixtures:
     TIMEOUT_S = 60.0
 
 
-class TestS3Store(_Fixtures, SharedStoreTests):
+class TestS3Store(_Fixtures, SharedStoreTests, StoreNamesTests):
     """Of which nobody stops the server."""
 
     def test_metadata_does_not_grow_for_ever(self, make_store: MakeStore) -> None:

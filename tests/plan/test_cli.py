@@ -229,6 +229,17 @@ def test_nothing_known_is_no_promise(model: Path) -> None:
     assert json.loads(invoke(*words, "--json").stdout)["verdict"]["helps"] is None
 
 
+def test_ram_has_the_rate_of_copies_on_a_cpu(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured as the disk is; not where nothing is to be measured, nor for an engine on a GPU; a given rate counts."""
+    monkeypatch.setattr("hotspan.cli.plan.copy_gb_s", lambda: 12.5)
+    words = (str(model), "--ram-gib", "4", "--users", "1", "--prefill-rate", "1000")
+    text = flat(invoke(*words, "--cpu"))
+    assert "RAM rate: 12.5 GB/s: measured: copies in memory" in text and "without --ram-rate" not in text
+    for more in ((), ("--cpu", "--no-measure")):
+        assert "RAM rate" not in flat(invoke(*words, *more))
+    assert "RAM rate: 3 GB/s: as given" in flat(invoke(*words, "--cpu", "--ram-rate", "3"))
+
+
 def test_compression_is_said_not_to_be_counted(model: Path, tmp_path: Path) -> None:
     """With --disk-compress always the sizes are the same, and the table says that the disk holds more."""
     words = (str(model), "--machine", "p4de.24xlarge", "--disk", str(tmp_path / "kv"), "--disk-gib=100")

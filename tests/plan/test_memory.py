@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotspan.core.types import GIB
-from hotspan.plan.memory import Available, available_memory, memory_of_files, shared_memory
+from hotspan.plan.memory import Available, available_memory, copy_gb_s, memory_of_files, shared_memory
 
 UNLIMITED_V1 = 9223372036854771712
 
@@ -198,3 +198,8 @@ def test_a_file_in_memory_counts() -> None:
         assert memory_of_files() > 0.9 * size  # the kernel's count is exact to some pages of each core
     finally:
         os.close(fd)
+
+
+def test_copies_have_a_rate() -> None:
+    """Of this machine: nothing that no memory reaches."""
+    assert 0.01 < copy_gb_s() < 10_000

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hotspan.core.types import GIB, Tier
 from hotspan.plan.advice import Advice, advise
 from hotspan.plan.machines import machine, price
 from hotspan.plan.measured import measured
+from hotspan.plan.rates import Rates
 from hotspan.plan.shape import ModelShape
 from hotspan.plan.tiers import DiskChoice, TierPlan, choose_tiers
 from hotspan.plan.worth import cost, judge, missing_options
@@ -286,3 +288,34 @@ def test_a_servers_metrics_are_read() -> None:
     assert measured(PAGE.replace('lookup_tokens_total{engine="0"} 1000', "lookup_tokens_total 0")).hits is None
     with pytest.raises(ConfigError, match="hotspan serve"):
         measured(json.dumps({}))
+
+
+@pytest.mark.parametrize(
+    ("lines", "gb_s"),
+    [
+        ("vllm:kv_offload_load_bytes_total 6e9\nvllm:kv_offload_load_time_total 2.0\n", 3.0),
+        ('vllm:kv_offload_load_bytes_total{engine="0"} 6e9\nvllm:kv_offload_load_time_total{engine="0"} 0.0\n', None),
+        (
+            (
+                'vllm:kv_offload_total_bytes_total{transfer_type="CPU_to_GPU"} 8e9\n'
+                'vllm:kv_offload_total_bytes_total{transfer_type="GPU_to_CPU"} 9e9\n'
+                'vllm:kv_offload_total_time_total{transfer_type="CPU_to_GPU"} 2.0\n'
+                'vllm:kv_offload_total_time_total{transfer_type="GPU_to_CPU"} 9.0\n'
+            ),
+            4.0,
+        ),
+        ("", None),
+    ],
+)
+def test_a_servers_copies_out_of_ram_are_a_rate(lines: str, gb_s: float | None) -> None:
+    """Bytes by seconds of all loads so far, under both names that vLLM has for them; stores are none."""
+    assert measured(PAGE + lines).gb_s.get(Tier.RAM) == gb_s
+
+
+@pytest.mark.parametrize(("ram", "is_said"), [(2.0, True), (4.0, True), (4.1, False), (None, False)])
+def test_a_ram_that_is_no_faster_than_the_disk_is_explained(ram: float | None, is_said: bool) -> None:
+    """In a line of the plan; a rate that is not known is compared with nothing."""
+    rates = Rates(gb_s={Tier.DISK: 4.0} | ({} if ram is None else {Tier.RAM: ram}), sources={"disk rate": "measured"})
+    rates = replace(rates, sources={"disk rate": "measured", "RAM rate": "measured by the server"})
+    said = [reason for reason in rates.reasons() if reason.what == "RAM and disk"]
+    assert bool(said) == is_said and all("a text on disk takes both" in reason.why for reason in said)

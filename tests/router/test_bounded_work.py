@@ -5,19 +5,20 @@ import re
 import unicodedata
 from functools import _lru_cache_wrapper
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from pkgutil import walk_packages
 from types import SimpleNamespace
 from typing import Any
 
+import orjson
 import pytest
 from tokenizers import AddedToken, Tokenizer, normalizers
 
 import hotspan.http
 import hotspan.router
-from hotspan.http.connections import HttpLimits
 from hotspan.http.errors import HttpError
-from hotspan.http.json_size import MAX_CONTAINERS, MAX_VALUES, check_json
+from hotspan.http.json_size import MAX_CONTAINERS, MAX_FIELDS, MAX_VALUES, SLICE_BYTES, JsonLimit, check_json
 from hotspan.http.upstream import Upstream
 from hotspan.router import text, tokens
 from hotspan.router.prompt import MAX_MESSAGES, MAX_NODES, MAX_TEXT
@@ -25,22 +26,25 @@ from hotspan.router.template import ChatTemplate
 from hotspan.router.text import MAX_READ, Prompts
 from hotspan.router.tokens import MAX_MARKS, MAX_NOT_ASCII, AddedTokens, normal_form
 from hotspan.router.types import Owner
-from tests.operations import operations
+from tests.operations import counted, in_one_go
 
 from .test_tokens import byte_level
 
-LARGEST = HttpLimits().max_request_bytes
+LARGEST = MAX_READ
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
     "{% for call in message.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}<|im_end|>\n{% endfor %}"
 )
 CALL = '{"id":"1","type":"function","function":{"name":"f","arguments":"{}"}}'
+MAX_SLICE_STEPS = 200
+"""The same between two pauses."""
+
 MAX_STEPS = 1_500_000
 """Lines of Python and calls of C for one body: less than a second."""
 
 
 def filled(before: str, item: str, after: str, most: int = 1 << 62) -> bytes:
-    """A body that is as large as may be, of one item again and again, or `most` times."""
+    """A body that is as large as what is read may be, of one item again and again, or `most` times."""
     times = min((LARGEST - len(before) - len(after)) // (len(item.encode()) + 1), most)
     return (before + ",".join([item] * times) + after).encode()
 
@@ -49,6 +53,10 @@ BODIES = {
     "empty messages": lambda: filled('{"messages":[', "{}", "]}"),
     "a million empty messages": lambda: filled('{"messages":[', '{"role":"user","content":""}', "]}", 1_000_000),
     "as many messages as are parsed": lambda: filled('{"messages":[', "{}", "]}", MAX_VALUES // 2 - 9),
+    "131,000 messages": lambda: filled('{"messages":[', '{"role":"user"}', "]}", 131_000),
+    "as many objects as are parsed": lambda: filled('{"messages":[{}],"x":[', "{}", "]}", MAX_NODES - 4),
+    "one object more than is parsed": lambda: filled('{"messages":[{}],"x":[', "{}", "]}", MAX_NODES - 3),
+    "fields": lambda: filled('{"messages":[{}],"x":{', '"abcdefgh":1', "}}", MAX_VALUES - 9),
     "as many messages as are read": lambda: filled('{"messages":[', '{"role":"user","content":"x"}', "]}", 4096),
     "500,000 tool calls": lambda: filled('{"messages":[{"role":"assistant","tool_calls":[', CALL, "]}]}", 500_000),
     "as many tool calls as are parsed": lambda: filled(
@@ -115,9 +123,13 @@ def reader() -> Prompts:
 
 @pytest.mark.parametrize("name", BODIES)
 def test_each_parser_has_a_bound(reader: Prompts, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the worst bodies of the largest size the calls of functions are bounded; the text that is normalised, and
-    each run of marks in it, too; and the length of what is not read counts for the queue."""
-    body = BODIES[name]()
+    """For the worst bodies of the largest size that is read the calls of functions are bounded; the text that is
+    normalised, and each run of marks in it, too; and the length of what is not read counts for the queue.
+
+    What a body holds is counted once, at most 64 KiB between two pauses. What holds more than 32,768 objects and
+    lists, or 131,072 fields, is not parsed.
+    """
+    body = Watched(BODIES[name]())
     assert len(body) <= LARGEST
     sorted_marks = [0]
 
@@ -128,13 +140,52 @@ def test_each_parser_has_a_bound(reader: Prompts, name: str, monkeypatch: pytest
 
     tokens._runs()
     monkeypatch.setattr(tokens, "unicodedata", SimpleNamespace(normalize=normalize))
-    found: list[Any] = []
+    parsed = list[bytes]()
+
+    def loads(given: bytes) -> Any:
+        parsed.append(given)
+        return orjson.loads(bytes(given))
+
+    monkeypatch.setattr(text, "orjson", SimpleNamespace(**{**vars(orjson), "loads": loads}))
     path = PATHS.get(name, "/v1/completions" if b'"prompt"' in body[:12] else "/v1/chat/completions")
-    assert operations(lambda: found.append(reader.read(path, {}, body))) < MAX_STEPS
+    with counted() as steps:
+        slices, unread = [0], reader.unread
+
+        def pause() -> None:
+            slices.append(steps.count)
+
+        ask = in_one_go(reader.read(path, {}, body), pause)
+        slices.append(steps.count)
+    between = [after - before for before, after in pairwise(slices)]
+    assert max(between[:-1], default=0) < MAX_SLICE_STEPS and between[-1] < MAX_STEPS
+    assert all(size <= SLICE_BYTES + 1 for size in body.looked_at)
+    for each in parsed:
+        check_json(each, JsonLimit(containers=MAX_NODES, fields=4 * MAX_NODES))
+        assert len(slices) > len(body) // SLICE_BYTES
+    assert len(parsed) <= 1 and reader.unread == unread + (not parsed or name in ("nested", "not JSON"))
     assert sorted_marks[0] <= MAX_NOT_ASCII * (MAX_MARKS + 1)
-    (ask,) = found
     assert len(ask.keys) <= 4 * MAX_TEXT // 512 + 1 and len(ask.sections) <= 20_000
     assert ask.tokens >= min(len(body), MAX_TEXT) // 32 or len(body) < 1 << 20 or name in NO_PROMPTS
+
+
+class Watched(bytes):
+    """A body that notes how much of it is looked at, or copied, in one go."""
+
+    looked_at: list[int]
+
+    def __new__(cls, content: bytes) -> "Watched":
+        made = super().__new__(cls, content)
+        made.looked_at = []
+        return made
+
+    def count(self, what: Any, begin: Any = 0, end: Any = None, /) -> int:
+        self.looked_at.append(min(len(self), len(self) if end is None else end) - begin)
+        return super().count(what, begin, end)
+
+    def __getitem__(self, where: Any) -> Any:
+        found = super().__getitem__(where)
+        self.looked_at.append(len(found) if isinstance(found, bytes) else 1)
+        return found
 
 
 def test_normal_forms_are_those_of_unicode() -> None:
@@ -190,6 +241,10 @@ _PLAIN = byte_level().to_str()
         (b"--boundary\r\n" + b"[{" * MAX_CONTAINERS, True),
         (b'{"prompt":[' + b"1," * MAX_VALUES + b"1]}", False),
         (b'{"messages":[' + b'{"content":""},' * MAX_CONTAINERS + b"{}]}", False),
+        (b'{"logit_bias":{' + b'"1":1,' * (MAX_FIELDS - 3) + b'"1":1}}', True),
+        (b'{"logit_bias":{' + b'"1":1,' * MAX_FIELDS + b'"1":1}}', False),
+        (b"\xef\xbb\xbf[" + b"{}," * MAX_CONTAINERS + b"{}]", False),
+        (b" " * 2 * SLICE_BYTES + b"[" + b"{}," * MAX_CONTAINERS + b"{}]", False),
         (b" \n[" + b'"\\\\",{},' * MAX_CONTAINERS + b"{}]", False),
         (b"{" + b'"' * 10_000_000 + b"{" * MAX_CONTAINERS, False),
     ],
@@ -207,8 +262,8 @@ def test_a_server_takes_bodies_of_so_many_values(body: bytes, is_taken: bool) ->
 def test_of_a_large_body_its_size_counts_alone() -> None:
     """What is larger than all text that is compared is not parsed."""
     reader = Prompts()
-    assert reader.read("/v1/completions", {}, b'{"prompt":"' + b"a" * (MAX_READ - 20) + b'"}').keys
-    ask = reader.read("/v1/completions", {}, b'{"prompt":"' + b"a" * MAX_READ + b'"}')
+    assert in_one_go(reader.read("/v1/completions", {}, b'{"prompt":"' + b"a" * (MAX_READ - 20) + b'"}')).keys
+    ask = in_one_go(reader.read("/v1/completions", {}, b'{"prompt":"' + b"a" * MAX_READ + b'"}'))
     assert not ask.keys and ask.tokens == (MAX_READ + 13) // 4 and reader.unread == 1
 
 

@@ -245,7 +245,7 @@ async def test_the_replicas_of_a_candidate_take_turns() -> None:
 async def test_waiting_copies_take_no_more_memory_than_their_requests() -> None:
     """They are kept as text: objects made of a body can be 20 times as large. One that can't be written is no copy."""
     async with replicas(chats("abc"), hang) as fakes, shadowed(fakes, shadow_in_flight=1) as at:
-        sent = body(tools=[{}] * 50_000)
+        sent = body(tools=[{}] * 30_000)
         for _ in range(2):
             assert await at.status(sent, CHAT) == 200
         waiting = at.router.shadows._queue

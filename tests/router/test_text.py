@@ -18,7 +18,7 @@ from hotspan.router.template import ChatTemplate
 from hotspan.router.text import Prompts, Roots, piece_keys
 from hotspan.router.types import PIECE_BYTES, Medium, Owner
 from hotspan.testing.clock import SimulatedClock
-from tests.operations import operations
+from tests.operations import in_one_go, operations
 from tests.router.test_tokens import made
 
 CHATML = (
@@ -233,12 +233,12 @@ def test_a_body_that_is_no_object_counts_by_its_size() -> None:
     """It has a session by its headers and is counted; an object whose path is not known is read by its fields."""
     reading, headers = prompts(names=()), {"x-session-id": "s"}
     for count, body in enumerate((b"", b"[1]", b"{broken", b"\xff" * 4000), 1):
-        found = reading.read("/v1/completions", headers, body)
+        found = in_one_go(reading.read("/v1/completions", headers, body))
         assert (found.keys, found.tokens, reading.unread) == ((), len(body) // 4, count)
         assert found.session == reading.ask("", headers, {}).session != b""
     bodies: dict[str, dict[str, Any]] = {CHAT: {"messages": [USER]}, "/v1/completions": {"prompt": LONG}}
     for path, fields in (bodies | {"/invocations": {"inputs": LONG}, "/v1/responses": {"input": LONG}}).items():
-        found = reading.read("", {}, orjson.dumps(fields))
+        found = in_one_go(reading.read("", {}, orjson.dumps(fields)))
         assert found == reading.ask(path, {}, fields) and found.session
 
 
@@ -261,7 +261,8 @@ def test_a_prompt_that_breaks_the_reader_is_logged_with_its_request(
     """The request goes on, by its size; the log names it."""
     monkeypatch.setattr(Prompts, "ask", lambda *_, **__: 1 // 0)
     reading = prompts()
-    assert reading.read(CHAT, {}, b'{"messages": []}', request_id="r-17").tokens == 4 and reading.unread == 1
+    found = in_one_go(reading.read(CHAT, {}, b'{"messages": []}', request_id="r-17"))
+    assert found.tokens == 4 and reading.unread == 1
     assert [record.getMessage() for record in caplog.records] == [f"prompt_unread request=r-17 path={CHAT}"]
 
 

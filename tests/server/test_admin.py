@@ -147,7 +147,7 @@ def test_requests_are_recorded_without_their_text(house: House) -> None:
     assert status == 200 and found["running"] == 0
     first, other, again = found["rows"]
     assert first["hash_ids"] == again["hash_ids"] and not {*first["hash_ids"]} & {*other["hash_ids"]}
-    assert len(first["hash_ids"]) == -(-first["input_length"] // 512) and first["output_length"] == 1
+    assert len(first["hash_ids"]) == -(-first["input_length"] // 128) and first["output_length"] == 1
     assert again["cached_length"] > 0 and again["ttft_ms"] > 0
     assert house.call(*record, KEYS["acme"], name)[0] == 403
 

@@ -1,6 +1,7 @@
 """How large a body may be on each route, refused by what its head says: of a prompt, no more than its text can need."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -8,9 +9,24 @@ import pytest
 from hotspan.core.types import MIB
 from hotspan.http.bodies import LOG, MAX_TEXT_BYTES
 from hotspan.http.json_size import DEFAULT_LIMIT
-from hotspan.http.paths import AUDIO, BY_NAME, EXPLAIN, INVOCATIONS, PIN, PREFETCH, STATELESS, WARM, WARM_UP, WORK
+from hotspan.http.paths import (
+    ADAPTER_WRITES,
+    AUDIO,
+    BY_NAME,
+    CANCEL,
+    EXPLAIN,
+    INVOCATIONS,
+    MAX_SMALL_BYTES,
+    PIN,
+    PREFETCH,
+    STATELESS,
+    WARM,
+    WARM_UP,
+    WORK,
+    is_small,
+)
 from hotspan.server.front import PING
-from hotspan.server.policy import CANCEL, CLIENT
+from hotspan.server.policy import CLIENT
 from hotspan.server.sizes import BodyLimit, TextLimit
 
 from .lmi.fake_engine import FakeEngine
@@ -24,17 +40,17 @@ OTHERS = {
     **dict.fromkeys(AUDIO, "sound"),
     WARM: "texts of many prompts",
     "/hotspan/cache/invalidate": "texts of many prompts",
-    PIN: "names",
-    EXPLAIN: "names",
 }
 """Routes of clients that have max_request_bytes alone, and what their bodies have."""
 
-BODILESS = {
-    *("/v1/models", "/v1/realtime", "/tokenizer_info", "/load", "/version", WARM_UP),
-    *("/v1/responses/{response_id}", CANCEL),
-    *("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc", "/static"),
+NAMES = {
+    *("/v1/models", "/tokenizer_info", "/load", "/version"),
+    *(PIN, EXPLAIN, WARM_UP, "/v1/responses/{response_id}", CANCEL),
 }
-"""Routes that need no body: it has max_request_bytes, too, and nobody parses it."""
+"""Routes that need names in their bodies, or none."""
+
+BODILESS = {"/v1/realtime", "/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc", "/static"}
+"""Routes that take no POST: their body is not read, and nobody parses it."""
 
 
 def asked(path: str) -> str:
@@ -45,6 +61,7 @@ def test_what_text_can_need() -> None:
     """1 MiB and JSON's longest escape of each character; a message, a part or a tool is at least a token."""
     assert LIMIT.bytes == MIB + 6 * 40_000
     assert LIMIT.json.containers == 1024 + 4096 and LIMIT.json.values == (1 << 16) + 16 * 4096
+    assert LIMIT.json.fields == (1 << 16) + 4 * 4096
     longest = json.dumps({"messages": [{"role": "user", "content": "\u0316" * 40_000}]})
     assert len(longest) <= LIMIT.bytes
     large = TextLimit(tokens=1 << 20, chars=1 << 24).of_bodies()
@@ -89,9 +106,23 @@ async def test_other_bodies_have_the_limit_of_all(path: str) -> None:
     assert large.status_code != 413 and larger.status_code == 413
 
 
+@pytest.mark.parametrize("path", sorted({*NAMES, *ADAPTER_WRITES, "/hotspan/cache/clear", "/hotspan/keys/shred"}))
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+async def test_what_names_are_enough_for_has_a_small_body(path: str, method: str) -> None:
+    """More than 256 KiB are refused by the head, whatever the request; the error says that it needs less."""
+    target, length = re.sub(r"\{\w+\}", "a", path), MAX_SMALL_BYTES + 1
+    async with client(front(FakeEngine(), plugs={"body_limit": LIMIT})) as http:
+        head = {"content-length": str(length), "content-type": "application/json"}
+        answer = await http.request(method, target, content=unread(), headers=head)
+        small = await http.request(method, target, content=b" " * MAX_SMALL_BYTES)
+    assert answer.status_code == 413 and "a request of this kind" in answer.text and small.status_code != 413
+
+
 def test_each_route_of_clients_is_in_a_table() -> None:
     """A new route of clients says what its bodies may have."""
-    assert set(CLIENT) - PROMPTS == set(OTHERS) | BODILESS, "a new route: is its body one prompt?"
+    assert set(CLIENT) - PROMPTS == set(OTHERS) | NAMES | BODILESS, "a new route: is its body one prompt, or names?"
+    assert not {path for path in (*PROMPTS, *OTHERS) if is_small("POST", asked(path))}
+    assert all(is_small("POST", re.sub(r"\{\w+\}", "a", path)) for path in NAMES)
 
 
 async def test_a_health_check_tells_the_limit() -> None:

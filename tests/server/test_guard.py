@@ -23,6 +23,7 @@ from hotspan.core.directives import Directives, parse_directives
 from hotspan.core.fair import FairOrder
 from hotspan.engine import guard
 from hotspan.engine.guard import RequestGuard
+from hotspan.http.exchange import ON_READ
 from hotspan.server.principal import Principal, asking, current_tenant
 from hotspan.server.run import use_fair_queueing
 from kit.waiting import until_async
@@ -186,6 +187,21 @@ def prompt(name: str, tokens: int, priority: int = 0) -> EngineCoreRequest:
     asked = request()
     asked.request_id, asked.prompt_token_ids, asked.priority = name, [1] * tokens, priority
     return asked
+
+
+async def test_the_engine_has_a_prompt_once_it_is_admitted() -> None:
+    """Whoever waits for the request's text to be read is told then, and not before."""
+    client, seen = guarded()
+    told = list[int]()
+    token = ON_READ.set(lambda: told.append(len(seen)))
+    try:
+        answer = client.generate("prompt", SamplingParams(), "r")
+        assert not told
+        async for _ in answer:
+            break
+    finally:
+        ON_READ.reset(token)
+    assert told == [1]
 
 
 async def test_prompts_of_tenants_are_begun_in_turns() -> None:

@@ -27,7 +27,7 @@ PLACES = {
     "server/admin.py:CacheAdmin._names": OPERATOR,
     "server/admission.py:Admission._limits": TASKS,
     "server/exchange.py:AppExchange.answer_headers": REQUEST,
-    "server/exchange.py:AppExchange._blended": REQUEST,
+    "router/prompt.py:Prompt.options": REQUEST,
     "server/front.py:Front._own": OPERATOR,
     "server/liveness.py:Liveness._idling_s": "seconds by the engine's cores",
     "server/lmi/schema.py:Rows._told": REQUEST,

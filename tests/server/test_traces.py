@@ -14,9 +14,11 @@ pytest.importorskip("vllm")
 from vllm.sampling_params import RequestOutputKind
 
 from hotspan.cli.trace import collect, write_rows
-from hotspan.core.errors import RefusedError
+from hotspan.core.errors import ConfigError, RefusedError
+from hotspan.core.recorded import RecordedServer, recorded_servers
 from hotspan.core.trace import read
 from hotspan.engine.traces import Traces, block_keys, section_keys
+from hotspan.server.recording import Recording, with_servers
 
 DELTA, FINAL = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
 TEXT = list(range(1300))
@@ -211,17 +213,21 @@ def test_a_file_is_sorted_and_can_be_simulated(tmp_path: Path) -> None:
 
     def post(path: str, body: dict[str, Any]) -> Any:
         assert path == "/hotspan/trace"
-        return server.traces.fetch(body["recording"], body["block_tokens"], is_last=body["is_last"])
+        assert "block_tokens" not in body, "the server has chunks of its own"
+        found = server.traces.fetch(body["recording"], is_last=body["is_last"])
+        return found | ({"servers": [{"model": "m", "ram": 1}]} if body["is_last"] and found is not None else {})
 
     def sleep(seconds: float) -> None:
         server.asked(TEXT)
         server.now -= 10  # the next one began earlier
         server.asked(TEXT[:600])
 
-    rows, lost, silent = collect([post], 2.0, clock=lambda: next(times), sleep=sleep)
+    rows, lost, silent, servers = collect([post], 2.0, clock=lambda: next(times), sleep=sleep)
+    assert servers == [{"model": "m", "ram": 1}]
     assert len(rows) == 4 and (lost, silent) == (0, []) and rows == sorted(rows, key=lambda row: row["timestamp"])
-    write_rows(tmp_path / "own.jsonl", rows)
+    write_rows(tmp_path / "own.jsonl", rows, servers)
     trace = read(tmp_path / "own.jsonl")
+    assert trace.servers == (RecordedServer("m"),)
     assert trace.requests[0].at_s == 0 and trace.facts().recorded_ttft_s == 1.0
     assert trace.facts().recorded_hit_rate == pytest.approx(4 * 512 / (2 * 1300 + 2 * 600))
     assert server.traces.fetch("another") is not None, "the last fetch has ended the recording"
@@ -234,7 +240,7 @@ def test_an_interrupt_ends_a_recording() -> None:
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    rows, lost, _ = collect(
+    rows, lost, *_ = collect(
         [lambda path, body: {"rows": [{"timestamp": 1}], "running": 2, "dropped": 1}] * 2, 60, sleep=interrupted
     )
     assert (len(rows), lost) == (4, 6)
@@ -250,6 +256,47 @@ def test_blocks_of_another_size(tmp_path: Path) -> None:
     write_rows(tmp_path / "own.jsonl", found["rows"])
     trace = read(tmp_path / "own.jsonl")
     assert trace.block_tokens == 128 and len(trace.requests[0].keys) == 10
+
+
+def test_servers_with_other_chunks_are_not_mixed() -> None:
+    """A file has blocks of one size: the line says which there are, and how to have one."""
+    posts = [
+        lambda path, body, tokens=tokens: {
+            "rows": [{"timestamp": 1, "block_tokens": tokens}],
+            "running": 0,
+            "dropped": 0,
+        }
+        for tokens in (256, 128)
+    ]
+    with pytest.raises(ConfigError, match=r"chunks of \[128, 256\] tokens: give one size for all as --block-tokens"):
+        collect(posts, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "chunk_tokens", "tokens"), [(None, 256, 256), (None, None, 512), (None, 8, 16), (64, 256, 64)]
+)
+def test_blocks_are_chunks_unless_another_size_is_asked_for(
+    asked: int | None, chunk_tokens: int | None, tokens: int
+) -> None:
+    """Within the bounds of a file; without tiers as in published traces."""
+    assert Recording(recording="r" * 16, block_tokens=asked).tokens_of_blocks(chunk_tokens) == tokens
+
+
+def test_the_last_answer_has_each_engine_core() -> None:
+    """With its tiers and rates; without tiers as many as the server has cores, and always the rows."""
+    last = {"rows": [1], "running": 0, "dropped": 0, "server": {"model": "m"}, "engines": 2}
+    told = {
+        "chunk_tokens": 256,
+        "token_bytes": 100.0,
+        "rates": {"prefill_tokens_per_s": 7.0},
+        "tiers": {"ram": {"capacity_bytes": 5, "chunks": 1}},
+    }
+    found = with_servers(last, [told, told])
+    server = {"model": "m", "chunk_tokens": 256, "token_bytes": 100.0, "tier_bytes": {"ram": 5}}
+    assert found == {"rows": [1], "running": 0, "dropped": 0, "servers": [server | told["rates"]] * 2}
+    read_back = recorded_servers(found, "x")
+    assert read_back[0].tier_bytes == {"ram": 5.0} and read_back[0].prefill_tokens_per_s == 7.0
+    assert with_servers(last, [])["servers"] == [{"model": "m"}] * 2
 
 
 def test_the_replicas_of_a_router_are_recorded() -> None:
@@ -268,7 +315,7 @@ def test_the_replicas_of_a_router_are_recorded() -> None:
             raise RefusedError("502", found)
         return found
 
-    rows, lost, silent = collect([post], 1.0, clock=lambda: next(times), sleep=lambda seconds: None)
+    rows, lost, silent, _ = collect([post], 1.0, clock=lambda: next(times), sleep=lambda seconds: None)
     assert [row["timestamp"] for row in rows] == [1, 2, 3] and (lost, silent) == (1, ["b"])
 
     def refused(path: str, body: dict[str, Any]) -> Any:

@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from hotspan.config.tenants import Tenants
 from hotspan.http.errors import HttpError
+from hotspan.http.exchange import note_read
 from hotspan.http.paths import PREFETCH, STATELESS
 from hotspan.server.admin import CacheAdmin
+from hotspan.server.admission import Admission
 from hotspan.server.announce import Announcement
+from hotspan.server.exchange import AppExchange
 from hotspan.server.front import _COUNTED
 from hotspan.server.invalidation import Invalidations
 from hotspan.server.policy import ADMIN, CLIENT
@@ -22,7 +25,7 @@ from hotspan.server.turns import Turns
 from kit.waiting import until_async
 
 from .lmi.fake_engine import FakeEngine
-from .lmi.serving import client, front
+from .lmi.serving import client, front, split
 from .lmi.test_gate import gated
 from .test_admin_routes import FakeEngine as CacheEngine
 
@@ -47,6 +50,86 @@ async def test_owners_are_served_in_turn_and_what_is_urgent_first() -> None:
     go.set()
     await asyncio.gather(*tasks)
     assert order[:6] == ["a0", "b!", "a1", "b0", "c0", "a2"] and len(order) == 24
+
+
+LARGE, SMALL = b" " * ((1 << 18) + 1), b" " * (1 << 18)
+
+
+async def test_large_bodies_are_read_in_turns() -> None:
+    """Two are parsed at a time, until their prompts are in the engine; another tenant's is one of the next two.
+
+    What is small waits for nobody, and neither does what another process parses.
+    """
+    admission, begun = Admission(*split(principals=4)), list[str]()
+    ended = asyncio.Event()
+    is_read: dict[str, asyncio.Event] = {}
+
+    async def work(name: str) -> None:
+        begun.append(name)
+        await is_read.setdefault(name, asyncio.Event()).wait()
+        note_read()
+        await ended.wait()
+
+    def ask(who: Principal, name: str, body: bytes, **options: Any) -> asyncio.Task[None]:
+        with asking(who):
+            run = admission.run(coming(body), lambda body: work(name), **({"is_read_here": True} | options))
+            return asyncio.create_task(run)
+
+    tasks = [ask(A, f"a{n}", LARGE) for n in range(6)]
+    await until_async(lambda: len(begun) == 2)
+    tasks += [
+        ask(B, "b", LARGE, is_counted=False),
+        ask(B, "small", SMALL),
+        ask(B, "elsewhere", LARGE, is_read_here=False),
+    ]
+    await until_async(lambda: len(begun) == 4)
+    assert begun == ["a0", "a1", "small", "elsewhere"]
+    for name, then in (("a1", "a2"), ("a0", "b"), ("a2", "a3"), ("b", "a4"), ("a3", "a5")):
+        is_read[name].set()
+        await until_async(lambda then=then: begun[-1] == then)  # type: ignore[misc]
+    assert not any(task.done() for task in tasks)
+    for each in is_read.values():
+        each.set()
+    ended.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_a_turn_of_a_large_body_ends_with_its_request() -> None:
+    """By its answer, an error, the end of its time, or its client's leave, also of one that still waits."""
+    admission, ran = Admission(*split(predict_timeout_s=600)), list[str]()
+    never = asyncio.Event()
+
+    async def work(name: str) -> None:
+        ran.append(name)
+        if name == "error":
+            raise HttpError(400, "wrong")
+        if name == "hangs":
+            await never.wait()
+
+    def ask(name: str, exchange: AppExchange | None = None) -> asyncio.Task[None]:
+        return asyncio.create_task(admission.run(exchange or coming(LARGE), lambda body: work(name), is_read_here=True))
+
+    for _ in range(3):
+        await ask("fine")
+        with pytest.raises(HttpError):
+            await ask("error")
+    hanging, gone = [ask("hangs"), ask("hangs")], coming(LARGE)
+    await until_async(lambda: ran.count("hangs") == 2)
+    waiting = ask("gone", gone)
+    await until_async(lambda: admission.in_flight == 3)
+    gone.gone.set()
+    for task in hanging:
+        task.cancel()
+    await asyncio.gather(*hanging, waiting, return_exceptions=True)
+    await ask("last")
+    assert "gone" not in ran and ran[-1] == "last" and not admission.in_flight
+
+
+def coming(body: bytes) -> AppExchange:
+    """A request whose client stays."""
+    parts: asyncio.Queue[Any] = asyncio.Queue()
+    parts.put_nowait({"type": "http.request", "body": body, "more_body": False})
+    return AppExchange({"type": "http", "headers": []}, parts.get, asyncio.Queue[Any]().put, is_lmi=False)
 
 
 async def test_one_turn_is_left_for_what_is_urgent() -> None:

@@ -295,6 +295,21 @@ def test_invalidations_while_it_is_away_are_done_when_it_is_back(bench: Bench, p
     tier.close(PATIENCE_S)
 
 
+def test_of_a_tier_that_is_not_trusted_only_what_comes_is_found(bench: Bench) -> None:
+    """It takes chunks, tags and invalidations meanwhile; once it is trusted, what it had is found, too."""
+    bench.lower.distrust()
+    assert not any(bench.lower.lookup(chunk.key) for chunk in CHUNKS)
+    other = chain("b", 1)[0]
+    assert store(bench.lower, other, SIZE) is not None and bench.lower.lookup(other.key)
+    bench.lower.join(CHUNKS[3].key, Terms(tenant=TENANT, labels=TAG))
+    spy = DurableSpy()
+    bench.lower.invalidate([Scope(labels=TAG)], spy)
+    bench.until(lambda: spy.told == [True])
+    assert not any(bench.lower.lookup(chunk.key) for chunk in CHUNKS)
+    bench.lower.trust()
+    assert [bench.lower.lookup(chunk.key) for chunk in [*CHUNKS, other]] == [True] * 3 + [False] * 3 + [True]
+
+
 def test_a_tier_that_is_only_slow_is_kept(path: Path) -> None:
     """Of four chunks of 32 MiB none ends for a second at 100 MB/s: that is no stall."""
     files = SlowFiles(kinds=["preadv"])

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
 
@@ -16,14 +17,26 @@ from hotspan.http.sse import events
 # Servers drop idle connections (uvicorn after 5 s). Dropping ours first keeps a request from being sent into one.
 _KEEPALIVE_S: Final = 4.0
 _ERROR_BODY_CHARS: Final = 500
+_REFUSED: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """An entry of /v1/models; `root` is where the server says it loaded the model from."""
+    """An entry of /v1/models.
+
+    root:       where the server says it loaded the model from.
+    max_tokens: that a request may have, prompt and answer; None if the server does not say.
+    """
 
     name: str
-    root: str
+    root: str = ""
+    max_tokens: int | None = None
+
+    @classmethod
+    def of(cls, listed: Mapping[str, Any]) -> Self:
+        """Raises: KeyError if it has no name."""
+        most = listed.get("max_model_len")
+        return cls(str(listed["id"]), str(listed.get("root") or ""), most if type(most) is int and most > 0 else None)
 
 
 class StreamError(Exception):
@@ -31,9 +44,17 @@ class StreamError(Exception):
 
 
 class OpenAIClient:
-    """One connection pool to one server. Use it as an async context manager."""
+    """One connection pool to one server. Use it as an async context manager.
 
-    def __init__(self, base_url: str, api_key: str, timeout_s: float, clock: Callable[[], float]) -> None:
+    admin_token: for the page of metrics alone, once a server refuses that without it.
+    is_refused:  whether it refused the page, whatever it was sent.
+    """
+
+    def __init__(
+        self, base_url: str, api_key: str, timeout_s: float, clock: Callable[[], float], *, admin_token: str = ""
+    ) -> None:
+        self.is_refused = False
+        self._admin_headers = {"Authorization": f"Bearer {admin_token}"} if admin_token else {}
         self._base_url = base_url
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=timeout_s)
@@ -62,8 +83,8 @@ class OpenAIClient:
             async with self._session.get(url) as response:
                 response.raise_for_status()
                 listed = (await response.json(content_type=None))["data"]
-                return [ModelCard(str(card["id"]), str(card.get("root") or "")) for card in listed]
-        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
+                return [ModelCard.of(card) for card in listed]
+        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"{url} can't be read ({_describe(error)}); is the server up, its URL "
                 "(of `bench`: --engine-url) right, and --api-key its key?"
@@ -79,8 +100,19 @@ class OpenAIClient:
             return None
 
     async def metrics(self) -> str | None:
-        """The server's Prometheus page, or None if it has none."""
-        return await self.page("/metrics")
+        """The server's Prometheus page, or None if it has none, or refuses it."""
+        try:
+            status, text = await self._metrics({})
+            if status in _REFUSED and self._admin_headers:
+                status, text = await self._metrics(self._admin_headers)
+        except (aiohttp.ClientError, TimeoutError, UnicodeDecodeError):
+            return None
+        self.is_refused = status in _REFUSED
+        return text if status == HTTPStatus.OK else None
+
+    async def _metrics(self, headers: Mapping[str, str]) -> tuple[int, str]:
+        async with self._session.get(f"{self._base_url}/metrics", headers=headers) as response:
+            return response.status, await response.text()
 
     async def page(self, path: str, method: str = "GET", **more: Any) -> str | None:
         """What a path answers that not every server has, or None. `more` is aiohttp's."""

@@ -74,6 +74,7 @@ class BenchConfig:
     )
     rounds: tuple[RoundName, ...] = TIMED_ROUNDS
     api_key: str = field(default="", repr=False)
+    admin_token: str = field(default="", repr=False)
     salt: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from hotspan.bench.client import OpenAIClient
+from hotspan.bench.client import ModelCard, OpenAIClient
 from hotspan.bench.config import BenchConfig
 from hotspan.bench.counters import CacheCounters, ProcessTreeCpu, settled_seconds
 from hotspan.bench.kv_size import tokens_per_gib
@@ -20,6 +20,7 @@ from hotspan.bench.records import AnswerCheck, BenchResult, RequestRecord, Round
 from hotspan.bench.summary import summarize
 from hotspan.bench.tokenizer import TOKENIZER_FILE, ModelTokenizer
 from hotspan.bench.workloads.base import ClosedLoop, Prompt, Round, RunClock
+from hotspan.config.admin_token import HOW_TO_GIVE
 from hotspan.core.errors import ConfigError
 
 # An engine publishes its counters a moment after the last token has left it.
@@ -62,9 +63,11 @@ async def play_rounds(
     clock = clock or _run_clock()
     cpu = ProcessTreeCpu(config.engine_pid) if config.engine_pid else None
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
-    async with OpenAIClient(config.base_url, config.api_key, config.request_timeout, clock) as client:
-        progress.found(await look_first(config, client))
-        config = await resolve(config, client)
+    async with client_of(config, clock) as client:
+        cards = await client.models()
+        progress.found(await look_first(config, client, cards))
+        config = await resolve(config, client, cards)
+        check_fit(config, cards)
         progress.preparing("making the texts")
         rounds = await _rounds(config, client, progress)
         player = _Player(config, client, clock, cpu, progress)
@@ -134,16 +137,32 @@ async def _compared(prompts: Sequence[Prompt], ask: Callable[..., Awaitable[Requ
     )
 
 
-async def look_first(config: BenchConfig, client: OpenAIClient) -> str:
-    """Whether the server answers, serves the model, and has caches that are cold or warm, in words.
+def client_of(config: BenchConfig, clock: RunClock) -> OpenAIClient:
+    """A client of the server that is measured."""
+    return OpenAIClient(config.base_url, config.api_key, config.request_timeout, clock, admin_token=config.admin_token)
 
-    Raises: ConfigError if it does not answer.
-    """
-    names = [card.name for card in await client.models()]
+
+def check_fit(config: BenchConfig, cards: Sequence[ModelCard]) -> None:
+    """Raises: ConfigError if no request of the workload's lengths fits the model, as far as the server tells."""
+    length = config.options.length
+    most = next((card.max_tokens for card in cards if card.name == config.model), None)
+    if length is not None and most is not None and length.tokens > most:
+        raise ConfigError(
+            f"{config.model} takes {most:,} tokens, prompt and answer, and a request of {config.options.NAME} has at "
+            f"least {length.tokens:,}: lower {' or '.join(length.flags)}"
+        )
+
+
+async def look_first(config: BenchConfig, client: OpenAIClient, cards: Sequence[ModelCard]) -> str:
+    """Whether the server serves the model, and has caches that are cold or warm, in words."""
+    names = [card.name for card in cards]
     unlisted = f"it does not list {config.model}" if config.model and config.model not in names else ""
     page = await client.metrics()
     counters = CacheCounters.parse(page) if page else None
-    caches = "hit rates are unknown: no cache counters at /metrics" if counters is None else counters.describe()
+    unknown = (
+        f"/metrics is for the administrator: {HOW_TO_GIVE}" if client.is_refused else "no cache counters at /metrics"
+    )
+    caches = f"hit rates are unknown: {unknown}" if counters is None else counters.describe()
     return "; ".join(filter(None, (f"{config.base_url} answers", unlisted, caches)))
 
 
@@ -160,7 +179,7 @@ def new_salt() -> str:
     return f"hotspan-bench-{secrets.token_hex(16)}"
 
 
-async def resolve(config: BenchConfig, client: OpenAIClient) -> BenchConfig:
+async def resolve(config: BenchConfig, client: OpenAIClient, cards: Sequence[ModelCard]) -> BenchConfig:
     """The configuration with the model's name and tokens per GiB filled in, as far as the workload needs them.
 
     Raises: ConfigError if they can't be found out.
@@ -168,8 +187,6 @@ async def resolve(config: BenchConfig, client: OpenAIClient) -> BenchConfig:
     needs_scale = config.options.needs_scale and not config.tokens_per_gb_kvcache
     if config.model and not needs_scale:
         return config
-    needs_models = not config.model or not config.model_config
-    cards = await client.models() if needs_models else []
     model = config.model or (cards[0].name if cards else "")
     if not model:
         raise ConfigError(f"{config.base_url} lists no model; pass --model NAME")
@@ -183,8 +200,8 @@ def resolve_now(config: BenchConfig) -> BenchConfig:
     """`resolve` for callers without an event loop and a client."""
 
     async def ask() -> BenchConfig:
-        async with OpenAIClient(config.base_url, config.api_key, config.request_timeout, time.monotonic) as client:
-            return await resolve(config, client)
+        async with client_of(config, time.monotonic) as client:
+            return await resolve(config, client, await client.models())
 
     return asyncio.run(ask())
 

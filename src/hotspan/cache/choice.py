@@ -27,7 +27,8 @@ class Text:
     others:     requests that run, or wait to be computed: computing this one delays each of them.
     waiting:    requests that wait for tiers: it delays those whose chunks land meanwhile.
     per_s:      requests that come per second. utilization: share of time for which the engine is busy.
-    waited_s:   since the request came.
+    waited_s:   since the request came. queued_s: the part of it in which it waited for a place in the engine, and not
+                for tiers: without them it would have waited as long.
     """
 
     total_tokens: int
@@ -40,6 +41,7 @@ class Text:
     per_s: float = 0.0
     utilization: float = 0.0
     waited_s: float = 0.0
+    queued_s: float = 0.0
 
     @property
     def is_engine_busy(self) -> bool:
@@ -65,6 +67,7 @@ class Choice:
     tier:        the one that it waits for longest; None if it waits for none.
     load_s:      until all its chunks are in RAM. rest_s: from then to the first token.
     recompute_s: to the first token if all is computed. Both are 0 while the engine's speed is unknown.
+    queued_s:    what the request had waited for a place before, which it would have waited without tiers, too.
     is_risky:    it may wait longer than the first bound allows.
     saved_s:     what k landed chunks save this request. patiences_s: how long to wait with k landed.
     worth_s:     how long to wait for k landed chunks is worth it to all requests together.
@@ -83,6 +86,7 @@ class Choice:
     worth_s: Seconds
     is_busy: bool = False
     chunk_tokens: int = 0
+    queued_s: float = 0.0
 
     def patience_s(self, landed: int, landed_s: float) -> float:
         """Seconds after the choice at which it is to be cut, with `landed` chunks from the front of the chain in RAM.
@@ -96,6 +100,11 @@ class Choice:
     def lost_s(self, waited_s: float, landed: int) -> float:
         """How much later its first token comes for having waited, negative if sooner."""
         return waited_s - float(self.saved_s[self._at(landed)])
+
+    @property
+    def bound_s(self) -> float:
+        """How much later than without loads its first token may come without that being a broken promise."""
+        return BOUND_SHARE * (self.queued_s + self.recompute_s) + BOUND_S
 
     def gained(self, waited_s: float, landed: int) -> bool:
         """Whether all requests together gained by its wait."""

@@ -174,7 +174,7 @@ class CostModel:
             self._loads[choice.tier] = self._loads[choice.tier].after(choice.load_s, waited_s)
             if choice.recompute_s:
                 self._tiers[choice.tier].judge(choice.gained(waited_s, landed))
-        if lost_s <= BOUND_SHARE * choice.recompute_s + BOUND_S:
+        if lost_s <= choice.bound_s:
             self._trust = min(self._trust + choice.is_risky + risked, _MAX_TRUST)
 
     # -- ask -------------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ class CostModel:
 
         Takes some, which `settle` gives back when the wait was worth it.
         """
-        risk_s = text.busy_s + self.prefill_s(text.gpu_tokens, text.total_tokens) / 2
+        risk_s = text.busy_s + (text.queued_s + self.prefill_s(text.gpu_tokens, text.total_tokens)) / 2
         least_s = max(self._asking_s(text), answer_s)
         if self._trust < 1 or not self._prefill.is_known or risk_s <= least_s:
             return 0.0
@@ -273,7 +273,7 @@ class CostModel:
     def _asking_s(self, text: Text) -> float:
         """How long a request may wait for an answer."""
         recompute_s = self.prefill_s(text.gpu_tokens, text.total_tokens)
-        patience_s = RESERVE * (BOUND_SHARE * recompute_s + BOUND_S) / 2
+        patience_s = RESERVE * (BOUND_SHARE * (text.queued_s + recompute_s) + BOUND_S) / 2
         return text.busy_s + (min(patience_s, recompute_s) if self._prefill.is_known else patience_s)
 
     def _waits(self, chain: Sequence[Run]) -> dict[Tier, Seconds]:
@@ -302,12 +302,12 @@ class CostModel:
         own_s = np.maximum(wait_s, text.busy_s) + rest_s
         coming = text.per_s * (text.busy_s + rest_s / 2) / max(1 - text.utilization, LEAST_FREE)
         total_s = own_s + (text.others + coming) * rest_s
-        queue_s = 0.0
+        queue_s, now_s = 0.0, self._clock.monotonic()
         for tier, load_s in waits.items():
             speed = self._tiers[tier]
-            tier_queue_s = speed.queue_s(self._clock.monotonic())
+            tier_queue_s = speed.queue_s(now_s)
             work_s = np.maximum(load_s - tier_queue_s, 0.0)
-            total_s = total_s + speed.coming(tier_queue_s + work_s / 2) * work_s
+            total_s = total_s + speed.coming(tier_queue_s + work_s / 2, now_s) * work_s
             queue_s = max(queue_s, tier_queue_s)
         total_s = total_s + text.waiting * np.maximum(rest_s - queue_s / 2, 0.0)
         return _Forecast(waits, late_s, rest_s, total_s)
@@ -320,7 +320,7 @@ class CostModel:
         late_s, rest_s = forecast.late_s, forecast.rest_s
         spared_s = np.maximum(rest_s[ram] - rest_s, 0.0)
         queue_s = self._queue_s(text, float(rest_s[ram]))
-        least_s, earned_s = known * (queue_s + float(rest_s[ram])), known * (spared_s + queue_s)
+        least_s, earned_s = known * (queue_s + float(rest_s[ram])) + text.queued_s, known * (spared_s + queue_s)
         patiences_s = earned_s + min(RESERVE * (BOUND_SHARE * least_s + BOUND_S), least_s)
         limits_s = earned_s + least_s
         sure, last = (_reach(late_s, ram, within_s) for within_s in (patiences_s, np.maximum(limits_s, patiences_s)))
@@ -353,6 +353,7 @@ class CostModel:
             worth_s=worth_s,
             is_busy=text.is_engine_busy,
             chunk_tokens=text.chunk_tokens,
+            queued_s=text.queued_s,
         )
 
     def _queue_s(self, text: Text, rest_s: float) -> float:

@@ -110,8 +110,9 @@ class EngineQueue:
 
     def _note_busy(self, busy_s: float, passed_s: float) -> None:
         """The engine was busy for a part of the time that passed."""
-        if self._arrivals.per_s and 0 < busy_s <= passed_s < _LONG_S:
-            share = 1 - math.exp(-passed_s * self._arrivals.per_s / _MEMORY)
+        per_s = self._arrivals.per_s(self._clock.monotonic())
+        if per_s and 0 < busy_s <= passed_s < _LONG_S:
+            share = 1 - math.exp(-passed_s * per_s / _MEMORY)
             self._utilization += (busy_s / passed_s - self._utilization) * share
 
     # -- what follows ------------------------------------------------------------------------------------------------
@@ -154,7 +155,7 @@ class EngineQueue:
             busy_s=self.busy_s,
             others=max(others, 0),
             waiting=waiting,
-            per_s=self._arrivals.per_s,
+            per_s=self._arrivals.per_s(now_s),
             utilization=self._utilization,
             waited_s=waited_s,
         )

@@ -101,6 +101,7 @@ class Reader:
     is_patient: it is never late here: who made it bounds its wait, by `give_up`, and no tier is blamed.
     pins:       entries that must not be evicted: the request was told HIT, or waits for them.
     waiting:    chunks being promoted that it waits for.
+    held_s:     how long it has waited for tiers in all, up to the last plan that was settled.
     since_s:    start of its wait, or when one of its chunks last landed (monotonic); None if it waits for nothing.
     is_asking:  it waits for a tier's answer about what the tier has. awaited: a chunk without an answer yet.
     asks_s:     how long it may wait for answers; None before the first wait.
@@ -119,6 +120,7 @@ class Reader:
     is_patient: bool = False
     pins: dict[ChunkKey, Entry] = field(default_factory=dict)
     waiting: set[ChunkKey] = field(default_factory=set)
+    held_s: float = 0.0
     since_s: float | None = None
     is_asking: bool = False
     awaited: ChunkKey | None = None

@@ -250,10 +250,10 @@ class Arrivals:
             self._gap_s = self._gap_s + (gap_s - self._gap_s) / _MEMORY if self._gap_s else gap_s
         self._last_s = now_s
 
-    @property
-    def per_s(self) -> float:
-        """Requests per second; 0 before the second one."""
-        return 1 / self._gap_s if self._gap_s > _SHORTEST_S else 0.0
+    def per_s(self, now_s: float) -> float:
+        """Requests per second; 0 before the second one. It falls while none comes: a burst is over some time."""
+        silence_s = max(now_s - self._last_s - self._gap_s, 0.0)
+        return 1 / (self._gap_s + silence_s / _MEMORY) if self._gap_s > _SHORTEST_S else 0.0
 
 
 _LOAD_PRIOR = (1.0, 1 / (64 * MIB))
@@ -327,9 +327,10 @@ class TierSpeed:
         ahead = self.queued_bytes + self.storing_bytes
         return latency_s * (len(self._depths) / self._lanes) + per_byte_s * ahead + self._overdue_s(now_s)
 
-    def coming(self, seconds: Any) -> Any:
+    def coming(self, seconds: Any, now_s: float) -> Any:
         """How many requests are expected to load from here within so long, and to wait for what is loaded now."""
-        return self._requests.per_s * seconds / max(1 - self._requests.per_s * self._request_s, LEAST_FREE)
+        per_s = self._requests.per_s(now_s)
+        return per_s * seconds / max(1 - per_s * self._request_s, LEAST_FREE)
 
     def note_stores(self, chunks: int, chunk_bytes: int) -> None:
         """So many chunks are being written, or wait for it: a load lets those go first that have begun."""

@@ -5,7 +5,7 @@ It waits for tiers to say what they have, for room in RAM, and for chunks that a
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
@@ -140,6 +140,7 @@ class Waits:
             return True
         now_s = self._clock.monotonic()
         began_s = reader.since_s = reader.since_s if reader.since_s is not None else now_s
+        text = replace(text, queued_s=max(text.waited_s - reader.held_s - (now_s - began_s), 0.0))
         first = text.gpu_tokens // text.chunk_tokens
         awaited = self._awaited(groups, first, reader)
         if awaited is not None and self._may_ask(awaited, reader, text, now_s - began_s):
@@ -289,6 +290,7 @@ class Waits:
         if plan is not None and self._cost is not None:
             reader.refused = plan.refused
             ended_s = plan.ended_s if plan.ended_s is not None else self._clock.monotonic()
+            reader.held_s += ended_s - plan.began_s
             waited_s, asked_s = ended_s - plan.chosen_s, plan.chosen_s - plan.began_s
             waited_s = 0.0 if plan.is_crowded else waited_s
             cut: Literal["late", "room"] | None = None

@@ -13,12 +13,10 @@ from http.client import HTTPException
 from typing import IO, Any
 from urllib.parse import SplitResult, urlsplit
 
-from hotspan.config.admin_token import VARIABLE, find_token
+from hotspan.config.admin_token import HOW_TO_GIVE, AdminToken, find_token
 from hotspan.config.control import SCHEME, engine_sockets
 from hotspan.config.environment import environment
 from hotspan.config.options import option
-from hotspan.config.secrets import is_token
-from hotspan.core.addresses import is_loopback
 from hotspan.core.errors import ConfigError, RefusedError
 from hotspan.http.local import open_url
 from hotspan.http.unix import UnixConnection
@@ -28,18 +26,13 @@ _DEFAULT_PORT = 8080
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Admin:
+class Admin(AdminToken):
     """Calls one server with the admin token that is given, or that the server left on this host."""
 
     server: str = option(
         "",
         f"URL of the server, or unix:PATH of an engine that your own vLLM runs. Default: {_EXAMPLE}; without a server "
         "of this user there, the engine with the connector that runs on this host.",
-    )
-    token: str = option(
-        "",
-        f"Admin token of the server. Default: {VARIABLE}, or the token that a server of this user on this host has "
-        "generated.",
     )
 
     @property
@@ -88,7 +81,7 @@ class Admin:
         else:
             url = _url(address)
             shown = base = f"{url.scheme}://{url.netloc}{url.path.rstrip('/')}"
-            token = self._token(url, is_loopback(url.hostname or ""))
+            token = self.of(url, environment())
         headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
         request = urllib.request.Request(base + path, data, headers, method=method)
         try:
@@ -104,15 +97,6 @@ class Admin:
             raise ConfigError(f"{shown} can't be asked ({reason}): does it run, and is --server right?") from error
         except ValueError as error:
             raise ConfigError(f"{shown} does not answer as hotspan does: is --server right?") from error
-
-    def _token(self, url: SplitResult, is_local: bool) -> str | None:
-        surroundings = environment()
-        token = self.token or surroundings.get(VARIABLE)
-        if token and not is_token(token):
-            raise ConfigError("the admin token holds what no header can carry: give visible ASCII without spaces")
-        if token or not is_local:  # a token of this host is nothing that another one should see
-            return token
-        return find_token(url.port or (443 if url.scheme == "https" else 80), surroundings)
 
 
 @contextlib.contextmanager
@@ -165,8 +149,7 @@ def _json(error: urllib.error.HTTPError) -> Any:
 
 def _reason(status: int, body: Any, token: str | None) -> str:
     if status == 401:
-        hint = f"give its admin token with --token or {VARIABLE}"
-        return f"it wants another admin token: {hint}" if token else f"no admin token is known: {hint}"
+        return f"{'it wants another admin token' if token else 'no admin token is known'}: {HOW_TO_GIVE}"
     try:
         return str(body["error"]["message"])
     except (KeyError, TypeError):

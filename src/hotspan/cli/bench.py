@@ -2,10 +2,11 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -15,6 +16,7 @@ from hotspan.bench.records import BenchResult
 from hotspan.bench.workloads import WORKLOADS
 from hotspan.cli.options import givens_of, runs, takes
 from hotspan.cli.output import command_line, explained, print_json, print_written, stdout_console
+from hotspan.config.admin_token import AdminToken
 from hotspan.config.environment import environment
 from hotspan.config.kinds import COUNT
 from hotspan.config.options import build, json_option, option, options_of
@@ -53,6 +55,7 @@ class Output:
     quiet: bool = option(False, "Do not show progress.", also="-q")
     no_interactive: bool = option(False, "Accepted for compatibility with LMCache; the command never prompts.")
     api_key: str = option("", "API key to send as a bearer token. Default: OPENAI_API_KEY.")
+    admin: AdminToken = field(default_factory=AdminToken)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +82,7 @@ class CompareOptions:
     output: Path | None = option(None, "Write the figures of both, and their ratios, to this JSON file.")
     report: Path | None = option(None, "Write a report to this HTML file.")
     api_key: str = option("", "For servers: API key to send as a bearer token. Default: OPENAI_API_KEY.")
+    admin: AdminToken = field(default_factory=AdminToken)
 
 
 _OF_ONE_SERVER = {"engine_url", "engine_pid"}
@@ -103,6 +107,7 @@ def engine(context: typer.Context, **_flags: Any) -> None:
         bench = _bench(given, output.config, output.api_key)
         if not bench.engine_url:
             raise ConfigError("no server to measure: pass --engine-url, such as --engine-url http://localhost:8080")
+        bench = _administered(bench, output.admin)
         conditions = [Condition.parse(text) for text in output.fail_if]
         if output.export_config:
             _export(bench, output.export_config)
@@ -142,10 +147,12 @@ def compare(
             if bench.to_flat().get("rag_output"):
                 raise ConfigError("--rag-output is for `bench engine`, whose answers are one server's: leave it out")
             bench = replace(bench, engine_pid=0)  # a file's would be of one server
-            sides = (replace(bench, engine_url=a), replace(bench, engine_url=b))
-            ours, theirs = _interleaved(*sides, options.repetitions, console)
+            sides = [_administered(replace(bench, engine_url=url), options.admin) for url in (a, b)]
+            ours, theirs = _interleaved(sides[0], sides[1], options.repetitions, console)
         else:
             ours, theirs = results_at(Path(a)), results_at(Path(b))
+            for name, found in ((a, ours), (b, theirs)):
+                _check_answered(found, name, "nothing is compared")
         console.print(comparison_table(ours, theirs).terminal())
         figures = {"a": over(ours), "b": over(theirs), "ratios": ratios(ours, theirs)}
         named = {side: {name: each._asdict() for name, each in found.items()} for side, found in figures.items()}
@@ -165,6 +172,21 @@ def _bench(given: Mapping[str, Any], file: Path | None, api_key: str) -> BenchCo
     """The benchmark of the flags, over those of a file."""
     flat = {**(read_config_file(file) if file else {}), **given}
     return replace(BenchConfig.from_flat(flat), api_key=api_key or environment().get("OPENAI_API_KEY", ""))
+
+
+def _administered(bench: BenchConfig, token: AdminToken) -> BenchConfig:
+    """The benchmark with the admin token of its server, as far as one is known, for the page of metrics."""
+    return replace(bench, admin_token=token.of(urlsplit(bench.base_url), environment()) or "")
+
+
+def _check_answered(results: Iterable[BenchResult], server: str, therefore: str) -> None:
+    """Exit with status 1, and say why, if a run has no answer at all: it measured nothing."""
+    for result in results:
+        if (asked := result.query.summary.requests) and result.query.summary.failed == asked:
+            first = next(record.error for record in result.query.records if not record.successful)
+            what = f"hotspan: all {asked:,} requests to {server} failed, {therefore}: {first}"
+            typer.secho(what, fg=typer.colors.RED, err=True)
+            raise typer.Exit(1)
 
 
 def _end(results: Sequence[BenchResult], failures: Sequence[str], *, is_json: bool) -> None:
@@ -189,6 +211,7 @@ def _interleaved(
         for name, bench, results in (("A", a, found[0]), ("B", b, found[1])):
             with TerminalProgress(console, f"{name}, repetition {number + 1} of {repetitions}") as progress:
                 results.append(run_rounds(replace(bench, salt=salt), progress, command))
+            _check_answered(results[-1:], bench.engine_url, "nothing is compared")
     return tuple(found[0]), tuple(found[1])
 
 
@@ -217,6 +240,7 @@ def _run(config: BenchConfig, output: Output) -> tuple[BenchResult, ...]:
             title = f"repetition {number + 1} of {output.repetitions}" if output.repetitions > 1 else ""
             with TerminalProgress(console, title) as progress:
                 results.append(run_rounds(bench, progress, command))
+        _check_answered(results[-1:], config.engine_url, "nothing is written")
         _show(results[-1], console)
     console.print(rounds_table(results[0].rounds).terminal())
     if len(results) > 1:

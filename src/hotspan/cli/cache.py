@@ -120,7 +120,8 @@ def stats(options: StatsOptions) -> None:
         for name, said in servers:
             for replica in said["replicas"]:
                 encrypted = "encrypted" if replica["is_encrypted"] else "not encrypted"
-                _show(f"{name} {replica['replica']}: {encrypted}".lstrip(), _usage(replica["tiers"]))
+                chunks = f", chunks of {replica['chunk_tokens']} tokens" if "chunk_tokens" in replica else ""
+                _show(f"{name} {replica['replica']}: {encrypted}{chunks}".lstrip(), _usage(replica["tiers"]))
 
 
 @cache.command("check")
@@ -330,10 +331,15 @@ def _usage(tiers: dict[str, Any]) -> "Table":
     table = Table("tier", "chunks", "of", "GiB", "of", "by tenant", "state")
     for name, tier in tiers.items():
         owners = ", ".join(f"{tenant} {chunks:,}" for tenant, chunks in sorted(tier["tenants"].items()))
-        counts = (f"{tier[part]:,}" for part in ("chunks", "capacity_chunks"))
+        counts = (_count(tier, part) for part in ("chunks", "capacity_chunks"))
         sizes = (f"{tier[part] / GIB:.2f}" for part in ("bytes", "capacity_bytes"))
         table.add_row(name, *counts, *sizes, owners, "up" if tier.get("is_up", True) else "DOWN")
     return table
+
+
+def _count(tier: dict[str, Any], part: str) -> str:
+    """Of a store that says how many bytes it has, and not how many chunks these are, none is known."""
+    return f"{tier[part]:,}" if tier[part] or not tier["bytes"] else "-"
 
 
 def _findings(tiers: dict[str, Any]) -> "Table":

@@ -22,6 +22,8 @@ def shown(request: Json) -> str:
             f"  agrees in {request['agreed_tokens']:,} tokens with {nearest['request']}, "
             f"{nearest['seconds_before']:,.1f} s before"
         )
+    if line := request.get("changed_line"):
+        lines.append(f"  line {line:,} of its system prompt is not that of its session's request before")
     for part in request["computed"]:
         lines.append(f"  {part['tokens']:,} computed (tokens {part['from']:,} to {part['to'] - 1:,}): {part['says']}")
         if differs := part.get("differs_within"):

@@ -12,6 +12,7 @@ import typer
 from hotspan.cli.admin_client import Admin
 from hotspan.cli.options import runs
 from hotspan.cli.output import confirm
+from hotspan.config.admin_token import AdminToken
 from hotspan.config.environment import environment
 from hotspan.config.options import option
 from hotspan.core.clock import SystemClock
@@ -32,13 +33,12 @@ class InitOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class ChangeOptions:
+class ChangeOptions(AdminToken):
     """A store that no server uses, or the server that uses it."""
 
     store: Path | None = option(None, f"{_STORE} No server may use it at the same time.")
     kek: str = option("", "Key-encryption key of --store: file:PATH, env:NAME or aws-kms:KEY.")
     server: str = option("", "URL of a running server whose key store to change, instead of --store and --kek.")
-    token: str = option("", "Admin token of --server. Default: HOTSPAN_ADMIN_TOKEN.")
 
     def offline(self) -> tuple[Path, str]:
         """The store and its key-encryption key. Raises: ConfigError if one of them is missing."""
@@ -50,7 +50,8 @@ class ChangeOptions:
         """What the server answers."""
         if self.store is not None or self.kek:
             raise ConfigError("--server has its own key store: leave --store and --kek out")
-        return Admin(server=self.server, token=self.token).post(path, {"tenant": tenant})
+        admin = Admin(server=self.server, token=self.token, admin_token_file=self.admin_token_file)
+        return admin.post(path, {"tenant": tenant})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

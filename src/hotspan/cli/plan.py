@@ -11,6 +11,7 @@ import typer
 
 from hotspan.cli.options import runs
 from hotspan.cli.plan_options import EngineOptions, PlanOptions, configuration_of, engine_options
+from hotspan.config.admin_token import AdminToken
 from hotspan.config.configuration import Configuration
 from hotspan.config.environment import environment
 from hotspan.config.planned import with_named
@@ -20,6 +21,7 @@ from hotspan.core.types import GIB, Tier
 from hotspan.http.local import open_url
 from hotspan.plan.host import Host
 from hotspan.plan.machines import GPU_MEMORY_UTILIZATION, Machine, Price, machine, price
+from hotspan.plan.memory import copy_gb_s
 from hotspan.plan.shape import ModelShape
 from hotspan.plan.tiers import DiskChoice, Extent, Reason, TierPlan, choose_tiers
 from hotspan.plan.weights import Weights, find_weights, model_directory
@@ -83,7 +85,7 @@ def _report(
     counted = check_shape(directory, engine_values)
     if engine.max_model_len:
         shape = replace(shape, max_tokens=engine.max_model_len)
-    told = Measured() if options.from_metrics is None else _measured(options.from_metrics)
+    told = Measured() if options.from_metrics is None else _measured(options.from_metrics, options.admin)
     case = _Case(options, engine, shape, find_weights(directory, engine.dtype), where, told)
     chosen, pool, l2 = case.sizes(host, configuration)
     rates = case.rates(host, chosen)
@@ -223,6 +225,8 @@ class _Case:
         for probe in host.disks:
             if chosen.disk is not None and probe.directory == chosen.disk.directory and probe.read_gb_s:
                 known = known.updated(Rates(gb_s={Tier.DISK: probe.read_gb_s}), "measured")
+        if options.cpu and options.measure and self.machine is None:
+            known = known.updated(Rates(gb_s={Tier.RAM: copy_gb_s()}), "measured: copies in memory, by one thread")
         told = Rates(self.told.prefill_tokens_per_s, self.told.gb_s, self.told.latency_s)
         given = {Tier.RAM: options.ram_rate, Tier.DISK: options.disk_rate, Tier.L2: options.l2_rate}
         named = Rates(options.prefill_rate, {tier: rate for tier, rate in given.items() if rate})
@@ -293,7 +297,7 @@ def _compression(settings: CacheSettings) -> Iterator[Reason]:
             yield Reason(f"{what} compression", "not counted", why)
 
 
-def _measured(url: str) -> "Measured":
+def _measured(url: str, token: AdminToken) -> "Measured":
     """What the server at `url` measured, with the admin token where it asks for one. Raises: ConfigError."""
     from hotspan.cli.admin_client import Admin
     from hotspan.plan.measured import measured
@@ -308,7 +312,8 @@ def _measured(url: str) -> "Measured":
     except urllib.error.HTTPError as error:
         if error.code not in (401, 403):
             raise ConfigError(f"{address} answers with status {error.code}: is it the address of a server?") from error
-        page = Admin(server=server).text("/metrics", _METRICS_TIMEOUT_S)
+        admin = Admin(server=server, token=token.token, admin_token_file=token.admin_token_file)
+        page = admin.text("/metrics", _METRICS_TIMEOUT_S)
     except OSError as error:
         raise ConfigError(f"{address} can't be read ({error}): is the server up, and its address right?") from error
     return measured(page)

@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,6 +10,7 @@ import typer
 
 from hotspan.cli.flags import ENGINE_OPTIONS, OWN_OPTIONS, load
 from hotspan.cli.options import takes
+from hotspan.config.admin_token import AdminToken
 from hotspan.config.configuration import Configuration
 from hotspan.config.keys import FLAGS
 from hotspan.config.kinds import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE
@@ -81,9 +82,9 @@ class PlanOptions:
     )
     from_metrics: str | None = option(
         None,
-        "URL of a running `hotspan serve`, whose measured rates, sizes and, without --reuse, hit rates are used. Its "
-        "admin token, if it asks for one: HOTSPAN_ADMIN_TOKEN.",
+        "URL of a running `hotspan serve`, whose measured rates, sizes and, without --reuse, hit rates are used.",
     )
+    admin: AdminToken = field(default_factory=AdminToken)
     json: bool = json_option()
     output: Path | None = option(None, "Write the plan to this JSON file.")
     report: Path | None = option(None, "Write the plan, with a plot, to this HTML file.", also="--html")

@@ -1,15 +1,22 @@
 """`hotspan simulate`: request traces replayed over simulated replicas, routing strategies and tiers side by side."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from hotspan.cli.options import runs
+import typer
+
+from hotspan.cli.options import givens_of, runs
 from hotspan.cli.output import print_json, print_written, stdout_console
 from hotspan.config.kinds import COUNT, NOT_NEGATIVE, TEXTS, between, several
-from hotspan.config.options import json_option, option
-from hotspan.core.trace import write
+from hotspan.config.options import build, json_option, option, options_of
+from hotspan.core.trace import read, write
 from hotspan.simulate.costs import Blend, Costs, Setup, Sizes
+
+if TYPE_CHECKING:
+    from hotspan.simulate.recorded import Recorded
 
 _SIZE = "May be repeated to compare sizes."
 
@@ -82,8 +89,34 @@ class SimulateOptions:
 
 
 @runs(SimulateOptions)
-def simulate(options: SimulateOptions) -> None:
-    """Replay request traces on simulated replicas, with the routing policies of `hotspan route`."""
+def simulate(
+    options: SimulateOptions,
+    context: typer.Context,
+    traces: Annotated[list[str] | None, typer.Argument(help="Traces, as --trace takes them.")] = None,
+) -> None:
+    """Replay request traces on simulated replicas, with the routing policies of `hotspan route`.
+
+    A trace of `hotspan trace record` says what the server was: it is simulated with the server's own sizes and rates,
+    as far as no option names others.
+    """
+    given = {each.key: each.value for each in givens_of(context, options_of(SimulateOptions))}
+    given["trace"] = (*(traces or ()), *given.get("trace", () if traces else options.trace))
+    recorded = _recorded(given["trace"], options.requests)
+    _simulate(build(SimulateOptions, recorded.options | given), recorded, recorded.differences(given))
+
+
+def _recorded(names: Sequence[str], requests: int | None) -> "Recorded":
+    """What a single recorded trace tells of its server; nothing of others, nor of several."""
+    from hotspan.simulate.recorded import Recorded
+    from hotspan.simulate.shapes import SHAPES
+
+    if len(names) != 1 or names[0] in SHAPES or not Path(names[0]).exists():
+        return Recorded()
+    return Recorded.of(read(Path(names[0]), requests))
+
+
+def _simulate(options: SimulateOptions, recorded: "Recorded", other: Sequence[str]) -> None:
+    """other: how what is simulated differs from the recorded server, a line each."""
     from hotspan.bench.machine import results, write_results
     from hotspan.simulate.compare import Comparison
     from hotspan.simulate.report import write_report
@@ -100,11 +133,14 @@ def simulate(options: SimulateOptions) -> None:
     delay_s = options.event_delay_ms / 1000 if options.event_delay_ms >= 0 else None
     blend = options.blend if options.is_blending else None
     setup = Setup(options.replicas[0], options.costs, sizes[0], delay_s, blend=blend)
+    setup = replace(setup, gpu_block_tokens=recorded.block_tokens or setup.gpu_block_tokens)
     comparison = Comparison(traces, setup, options.strategy or POLICIES, sizes, options.seed, options.seeds)
     console = stdout_console(is_json=options.json)
     with console.status("") as status:
         lines, facts = comparison.run(status.update)
     print_lines(lines, facts, console)
+    for line in other or recorded.doubts(lines[0].hit_rate, lines[0].ttft_s("mean"), facts[lines[0].trace][0]):
+        console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
     if options.json:
         print_json(results("routing", **as_json(comparison, lines, facts)))
     if options.output is not None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import orjson
 import typer
@@ -19,7 +19,8 @@ from hotspan.cli.output import Printing, check_writable, print_json, print_writt
 from hotspan.config.kinds import COUNT, POSITIVE, between
 from hotspan.config.options import option
 from hotspan.core.errors import ConfigError, RefusedError
-from hotspan.core.trace import BLOCK_RANGE, BLOCK_TOKENS, read
+from hotspan.core.recorded import described
+from hotspan.core.trace import BLOCK_RANGE, read
 
 trace = typer.Typer(help="Record and describe traces of requests.", no_args_is_help=True)
 
@@ -40,9 +41,9 @@ class RecordOptions:
     replica: tuple[str, ...] = option(
         (), "URL of a further replica of the same model, recorded into the same file. May be repeated."
     )
-    block_tokens: int = option(
-        BLOCK_TOKENS,
-        "Tokens per hash. Smaller ones find more of what is shared, in a larger file.",
+    block_tokens: int | None = option(
+        None,
+        "Tokens per hash. Smaller ones find more of what is shared, in a larger file. Default: the server's chunks.",
         kind=between(*BLOCK_RANGE),
     )
     admin: Admin = field(default_factory=Admin)
@@ -58,8 +59,9 @@ def record(
 
     The hashes have a secret that is not kept, so a guessed text can't be looked up in the file. Of `hotspan route` all
     replicas are recorded; behind another router name each: equal texts have equal hashes on all of them. The trace is
-    for `hotspan simulate --trace FILE` and `hotspan bench engine --workload trace-replay --trace-file FILE`. Requests
-    that name a session are replayed in a closed loop: each awaits the answer before it, and as long as its client did.
+    for `hotspan simulate FILE`, which finds in it what the server was, and `hotspan bench engine --workload
+    trace-replay --trace-file FILE`. Requests that name a session are replayed in a closed loop: each awaits the answer
+    before it, and as long as its client did.
     """
     from hotspan.core.progress import Progress
 
@@ -68,19 +70,20 @@ def record(
     with Progress(f"recording {options.admin.address}", unit="requests") as progress:
         servers = [options.admin, *(replace(options.admin, server=url) for url in options.replica)]
         posts = [each.post for each in servers]
-        rows, lost, silent = collect(posts, options.seconds, progress.advance, options.block_tokens)
+        found = collect(posts, options.seconds, progress.advance, options.block_tokens)
+    rows = found.rows
     if not rows:
         raise ConfigError(f"no request was answered within {options.seconds:g} s: nothing was written")
-    write_rows(output, rows)
+    write_rows(output, rows, found.servers)
     print_written(output)
     asked = sum(row["input_length"] for row in rows)
-    found = sum(row["cached_length"] for row in rows)
+    cached = sum(row["cached_length"] for row in rows)
     ttft_ms = sum(row["ttft_ms"] for row in rows) / len(rows)
-    typer.echo(f"{len(rows)} requests, hit rate {found / asked:.1%}, mean TTFT {ttft_ms / 1000:.3f} s")
-    if silent:
-        typer.secho(f"did not always answer, so that requests may be missing: {', '.join(silent)}", fg="yellow")
-    if lost:
-        typer.secho(f"{lost} requests are missing: not answered at the end, or too many at once", fg="yellow")
+    typer.echo(f"{len(rows)} requests, hit rate {cached / asked:.1%}, mean TTFT {ttft_ms / 1000:.3f} s")
+    if found.silent:
+        typer.secho(f"did not always answer, so that requests may be missing: {', '.join(found.silent)}", fg="yellow")
+    if found.lost:
+        typer.secho(f"{found.lost} requests are missing: not answered at the end, or too many at once", fg="yellow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +101,13 @@ def show(
     path: Annotated[Path, typer.Argument(help="Trace in Mooncake's format, or agents' sessions (file or directory).")],
 ) -> None:
     """Show what a trace is like: requests, lengths, what an endless cache would find, sessions, how answers ended."""
-    facts = read(path, options.requests).facts()
+    trace = read(path, options.requests)
+    facts = trace.facts()
     if options.printing.json:
-        print_json(asdict(facts))
+        print_json(asdict(facts) | {"servers": [asdict(each) for each in trace.servers]})
         return
+    for server in trace.servers:
+        typer.echo(f"recorded from {described(server)}")
     typer.echo(
         f"{facts.requests:,} requests over {facts.span_s:,.0f} s, {facts.mean_tokens:,.0f} tokens in and "
         f"{facts.mean_answer_tokens:,.0f} out, {facts.asked_before:.1%} of the blocks asked for before"
@@ -113,35 +119,50 @@ def show(
         typer.echo("answers ended by " + ", ".join(f"{name or 'unknown'}: {count:,}" for name, count in ends))
 
 
+class Collected(NamedTuple):
+    """The rows of all servers, by their time.
+
+    lost:    how many requests are not among them. silent: who did not always answer.
+    servers: what the engines told of themselves at the end.
+    """
+
+    rows: list[dict[str, Any]]
+    lost: int
+    silent: list[str]
+    servers: list[dict[str, Any]]
+
+
 def collect(
     posts: Sequence[Callable[[str, dict[str, Any]], Any]],
     seconds: float,
     advance: Callable[[int], None] = lambda count: None,
-    block_tokens: int = BLOCK_TOKENS,
+    block_tokens: int | None = None,
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> tuple[list[dict[str, Any]], int, list[str]]:
-    """The rows of all servers, by their time, how many requests are not among them, and who did not always answer.
+) -> Collected:
+    """Record until the time is over, or Ctrl-C.
 
-    Ctrl-C ends it.
-
-    posts:  ask each server.
-    Raises: ConfigError if the server can't be asked, or somebody else records.
+    posts:        ask each server.
+    block_tokens: of a hash; None is as each server has its chunks.
+    Raises:       ConfigError if the server can't be asked, somebody else records, or servers have other chunks.
     """
     name = secrets.token_hex(16)
+    sized = {} if block_tokens is None else {"block_tokens": block_tokens}
     rows: list[dict[str, Any]] = []
+    servers: list[dict[str, Any]] = []
     lost = 0
     silent: set[str] = set()
     ends_s = clock() + seconds
 
     def fetch(*, is_last: bool = False) -> None:
         nonlocal lost
-        asked = {"recording": name, "block_tokens": block_tokens, "is_last": is_last}
+        asked = {"recording": name, "is_last": is_last} | sized
         answers = [answer for post in posts for answer in _answers(post, asked, silent)]
         found = [row for answer in answers for row in answer["rows"]]
         lost = sum(answer["running"] + answer["dropped"] for answer in answers)
         rows.extend(found)
+        servers.extend(server for answer in answers for server in answer.get("servers", ()))
         advance(len(found))
 
     with contextlib.suppress(KeyboardInterrupt):
@@ -149,8 +170,10 @@ def collect(
             fetch()
             sleep(min(_FETCH_S, left_s))
     fetch(is_last=True)
+    if len(sizes := {row["block_tokens"] for row in rows if "block_tokens" in row}) > 1:
+        raise ConfigError(f"the servers have chunks of {sorted(sizes)} tokens: give one size for all as --block-tokens")
     rows.sort(key=lambda row: row["timestamp"])
-    return rows, lost, sorted(silent)
+    return Collected(rows, lost, sorted(silent), servers)
 
 
 def _answers(
@@ -170,8 +193,10 @@ def _answers(
     return [each["body"] for each in answer["replicas"] if each["status"] == HTTPStatus.OK]
 
 
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write them, times from the first on."""
+def write_rows(path: Path, rows: list[dict[str, Any]], servers: Sequence[dict[str, Any]] = ()) -> None:
+    """Write them, times from the first on; the first one with what the servers are."""
     begins = rows[0]["timestamp"]
-    lines = (orjson.dumps({**row, "timestamp": row["timestamp"] - begins}) for row in rows)
-    path.write_bytes(b"\n".join(lines) + b"\n")
+    timed = [{**row, "timestamp": row["timestamp"] - begins} for row in rows]
+    if servers:
+        timed[0]["servers"] = list(servers)
+    path.write_bytes(b"\n".join(map(orjson.dumps, timed)) + b"\n")

@@ -8,15 +8,22 @@ import contextlib
 import os
 import secrets
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import SplitResult
 
+from hotspan.config.options import option
 from hotspan.config.secrets import is_token, read_private
+from hotspan.core.addresses import is_loopback
 from hotspan.core.errors import ConfigError
 from hotspan.core.private import is_private_directory, private_directory, write_whole
 
 VARIABLE = "HOTSPAN_ADMIN_TOKEN"
 _MIN_LENGTH = 16
 _REMEDY = f"give one with --admin-token-file or {VARIABLE}"
+
+HOW_TO_GIVE = f"give its admin token with --token, --admin-token-file or {VARIABLE}"
+"""To a command that asks a server; the token of a server of this user on this host is found by itself."""
 
 
 def given_token(file: Path | None, environment: Mapping[str, str]) -> str | None:
@@ -29,6 +36,33 @@ def given_token(file: Path | None, environment: Mapping[str, str]) -> str | None
     if environment.get(VARIABLE):
         return _checked(environment[VARIABLE], VARIABLE)
     return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class AdminToken:
+    """The admin token of a server, for a command that asks it."""
+
+    token: str = option(
+        "",
+        f"Admin token of the server. Default: that of --admin-token-file, {VARIABLE}, or the token that a server of "
+        "this user on this host has generated.",
+    )
+    admin_token_file: Path | None = option(None, "File (mode 0600) with the admin token of the server.")
+
+    def of(self, url: SplitResult, environment: Mapping[str, str]) -> str | None:
+        """What to send to the server at `url`; None if no token is known.
+
+        Raises: ConfigError for a token that can't be sent, or a file that can't be used.
+        """
+        token = self.token
+        if not token and self.admin_token_file is not None:
+            token = read_private(self.admin_token_file, "the admin token").strip()
+        token = token or environment.get(VARIABLE, "")
+        if token and not is_token(token):
+            raise ConfigError("the admin token holds what no header can carry: give visible ASCII without spaces")
+        if token or not is_loopback(url.hostname or ""):  # a token of this host is nothing that another one should see
+            return token or None
+        return find_token(url.port or (443 if url.scheme == "https" else 80), environment)
 
 
 def runtime_directories(environment: Mapping[str, str]) -> tuple[Path, ...]:

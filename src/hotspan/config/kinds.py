@@ -10,6 +10,7 @@ from typing import Any
 
 from hotspan.config.origin import shown
 from hotspan.core.errors import ConfigError, did_you_mean
+from hotspan.core.system_lines import SystemLines
 from hotspan.core.types import MIB
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
@@ -120,6 +121,15 @@ def _verbatim(raw: Any) -> tuple[str, ...]:
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) and text for text in texts):
         raise ValueError
     return tuple(texts)
+
+
+def _patterns(raw: Any) -> tuple[str, ...]:
+    found = _verbatim(raw)
+    try:
+        SystemLines(found)
+    except ValueError as error:
+        raise _Wanted(str(error)) from error
+    return found
 
 
 def _pairs(raw: Any) -> dict[str, str]:
@@ -258,6 +268,9 @@ PATH = Kind("path", lambda raw: _text(str(raw) if isinstance(raw, Path) else raw
 JSON = Kind("JSON object", _object, 'a JSON object, such as {"name": "value"}')
 TEXTS = Kind("text", _texts, "a text, or a list of texts", is_repeated=True)
 VERBATIM = Kind("text", _verbatim, "a text, or a list of texts", is_repeated=True, is_verbatim=True)
+PATTERNS = Kind(
+    "regular expression", _patterns, "a regular expression, or a list of them", is_repeated=True, is_verbatim=True
+)
 PAIRS = Kind("NAME=VALUE", _pairs, "NAME=VALUE, with commas between several", is_repeated=True)
 LISTING = Kind("list of text", _listing, "texts, with commas between several")
 ANY = Kind("as vLLM takes it", _any, "a value")

@@ -92,6 +92,18 @@ class ServerSettings:
     )
     strict_sessions: bool = option(False, "Refuse ids of sessions that were not opened. Default: any id is accepted.")
     forget_closed_sessions: bool = option(False, "Invalidate the cached texts of a session when it is closed.")
+    drop_system_line: tuple[str, ...] = option(
+        (),
+        "Drop the lines of system prompts that begin with a match of this regular expression, such as an id that "
+        "changes in each request and spoils the cached prefix. The model does not read them. May be repeated.",
+        kind=kinds.PATTERNS,
+    )
+    move_system_line: tuple[str, ...] = option(
+        (),
+        "Move such lines, such as the date, to the end of their system prompt, so that what stands before stays a "
+        "cached prefix. May be repeated.",
+        kind=kinds.PATTERNS,
+    )
     compat: Compat = option("none", "lmi: errors have LMI's status 424.")
     adapters: Path | None = option(
         None, "Directory with one LoRA adapter per subdirectory. Default: adapters/ in the model's directory."

@@ -135,6 +135,20 @@ def stopping_in_order() -> Iterator[None]:
                 signal.signal(number, signal.SIG_DFL)
 
 
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Inside, SIGTERM, SIGHUP and SIGINT do nothing: what ends here ends whole, and must not take long.
+
+    An orchestrator's signal often comes while the process already ends. Call it from the main thread.
+    """
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
 def end_with_parent() -> None:
     """Kill this process, which multiprocessing started, as soon as the one that started it has ended.
 

@@ -72,6 +72,8 @@ class Directives:
     places:    where the parts of its prompt end, as far as the server knows; the server says so.
     form:      of the options of its template, likewise; 0 for those of the model.
     holds:     prefixes of its prompt that are pinned for a while, likewise (core/breakpoints.py).
+    changed_line: the first line of its system prompt that is not as in its session's request before, from 1 on,
+               likewise; 0 if none is known.
     """
 
     tenant: str = DEFAULT_TENANT
@@ -87,6 +89,7 @@ class Directives:
     places: Places = ()
     form: int = 0
     holds: Holds = ()
+    changed_line: int = 0
 
     def terms(self, adapter: str | None, now_s: float) -> Terms:
         """The terms of what this request stores and hits now. adapter: its name, None for the base model."""
@@ -116,6 +119,7 @@ class Directives:
         shown: dict[str, Any] = {"explain": True} if self.explain else {}
         shown |= {"places": [list(place) for place in self.places]} if self.places else {}
         shown |= {"holds": [list(hold) for hold in self.holds]} if self.holds else {}
+        shown |= {"changed_line": self.changed_line} if self.changed_line else {}
         return shown | ({"form": self.form} if self.form else {})
 
     @classmethod
@@ -124,14 +128,13 @@ class Directives:
         fields = {name: value for name, value in data.items() if value is not None}
         tenant, held = fields.pop("tenant"), fields.pop("held_since", None)
         places = tuple((str(name), int(end)) for name, end in fields.pop("places", ()))
-        form = int(fields.pop("form", 0))
+        form, changed = int(fields.pop("form", 0)), int(fields.pop("changed_line", 0))
         holds = tuple((float(share), float(hold_s)) for share, hold_s in fields.pop("holds", ()))
         if not isinstance(tenant, str):
             raise TypeError(f"tenant is {tenant!r}, no text")
         held_since_s = None if held is None else float(held)
-        return replace(
-            parse_directives(fields), tenant=tenant, held_since_s=held_since_s, places=places, form=form, holds=holds
-        )
+        asked = replace(parse_directives(fields), tenant=tenant, held_since_s=held_since_s)
+        return replace(asked, places=places, form=form, holds=holds, changed_line=changed)
 
 
 def parse_directives(params: Mapping[str, Any]) -> Directives:

@@ -36,7 +36,7 @@ class Request(NamedTuple):
     keys:    of its whole blocks, root first.
     partial: key of the tokens after them; None if there are none.
     session: the name of its conversation, as a router would derive it.
-    ttft_s, cached_tokens: as recorded from a server; None if they were not.
+    ttft_s, cached_tokens, took_s: as recorded from a server, the last until the whole answer; None if they were not.
     sections: of its prompt, in order and without overlap, as far as they are known.
     finish_reason: how its answer ended, one of the values of FINISH_REASONS; "" if it is unknown.
     after:   places in the trace of requests that are answered before it comes. In a closed loop it comes `think_s`
@@ -57,3 +57,4 @@ class Request(NamedTuple):
     after: tuple[int, ...] = ()
     think_s: float = 0.0
     is_subagent: bool = False
+    took_s: float | None = None

@@ -2,10 +2,11 @@
 
 A row of a file is `{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [...]}`: each id
 names a block of 512 tokens and all that stands before it; the last block may be a part of one. `"block_tokens": N` in
-every row says that blocks have N tokens instead. `"sections": [[start, tokens, id], ...]` names texts in the prompt,
-such as documents, whatever stands before them. These may stand in a row, too: `finish_reason`; `session`, a number
-that requests of one conversation share; and of what it awaits in a closed loop `after`, numbers of earlier rows, from
-0 on, with `think_ms`. Rows with `session` and `duration_ms` and without `after` await the session's last answer.
+every row says that blocks have N tokens instead; `"servers": [{...}]` in the first row what was recorded
+(core/recorded.py). `"sections": [[start, tokens, id], ...]` names texts in the prompt, such as documents, whatever
+stands before them. These may stand in a row, too: `finish_reason`; `session`, a number that requests of one
+conversation share; and of what it awaits in a closed loop `after`, numbers of earlier rows, from 0 on, with `think_ms`.
+Rows with `session` and `duration_ms` and without `after` await the session's last answer.
 
 Sessions of agents (core/agent_sessions.py) are a file of them or a directory of files. Any file may be compressed: .xz
 or .gz.
@@ -24,6 +25,7 @@ import orjson
 
 from hotspan.core.agent_sessions import requests_of
 from hotspan.core.errors import ConfigError
+from hotspan.core.recorded import RecordedServer, recorded_servers
 from hotspan.core.requests import BLOCK_RANGE, BLOCK_TOKENS, FINISH_REASONS, Request, Section
 
 __all__ = ["BLOCK_RANGE", "BLOCK_TOKENS", "Request", "Section", "Trace", "TraceFacts", "read", "write"]
@@ -60,21 +62,31 @@ class TraceFacts:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in the order of arrival, and how many tokens a key stands for."""
+    """Requests in the order of arrival, and how many tokens a key stands for.
+
+    servers: that it was recorded from, as far as they told.
+    """
 
     name: str
     requests: tuple[Request, ...]
     block_tokens: int = BLOCK_TOKENS
+    servers: tuple[RecordedServer, ...] = ()
 
     @classmethod
-    def of(cls, name: str, requests: Sequence[Request], block_tokens: int = BLOCK_TOKENS) -> Self:
+    def of(
+        cls,
+        name: str,
+        requests: Sequence[Request],
+        block_tokens: int = BLOCK_TOKENS,
+        servers: tuple[RecordedServer, ...] = (),
+    ) -> Self:
         """These requests, with the sessions that a trace does not name.
 
         Raises: ConfigError if there are none.
         """
         if not requests:
             raise ConfigError(f"the trace {name} has no requests: ask for more, or give another")
-        return cls(name, tuple(_with_sessions(requests)), block_tokens)
+        return cls(name, tuple(_with_sessions(requests)), block_tokens, servers)
 
     @property
     def is_closed(self) -> bool:
@@ -154,19 +166,21 @@ def opened(path: Path) -> IO[bytes]:
 def _of_rows(path: Path, lines: Iterable[bytes], requests: int | None) -> Trace:
     found: list[Request] = []
     block_tokens: int | None = None
+    servers: tuple[RecordedServer, ...] = ()
     sessions = _LastOfSessions()
     for number, line in enumerate(lines, 1):
         if line.strip():
             where = f"{path}, line {number}"
             fields = _fields(line, where)
             block_tokens = _block_tokens(fields, block_tokens, where)
+            servers = servers or recorded_servers(fields, where)
             each = _request(fields, block_tokens, where)
             found.append(sessions.follow(each, len(found), fields, where))
             if len(found) > 1 and found[-1].at_s < found[-2].at_s:
                 raise ConfigError(f"{where}: is earlier than the line before; sort by timestamp")
         if len(found) == requests:
             break
-    return Trace.of(path.name.split(".")[0], found, block_tokens or BLOCK_TOKENS)
+    return Trace.of(path.name.split(".")[0], found, block_tokens or BLOCK_TOKENS, servers)
 
 
 def _of_sessions(path: Path, sessions: Iterable[tuple[str, Any]], requests: int | None) -> Trace:
@@ -289,6 +303,7 @@ def _request(fields: dict[str, Any], block_tokens: int, where: str) -> Request:
         session=_session(fields.get("session"), where),
         finish_reason=FINISH_REASONS.get(str(fields.get("finish_reason")), ""),
         is_subagent=fields.get("is_subagent") is True,
+        took_s=_milliseconds(fields, "duration_ms", where) or None,
     )
 
 

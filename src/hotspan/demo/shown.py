@@ -58,7 +58,7 @@ async def _ask(
     config: BenchConfig, options: LongDocQaOptions, mode: str, title: str, is_computed: bool, tokens: int
 ) -> Shown:
     async with OpenAIClient(config.base_url, config.api_key, config.request_timeout, time.monotonic) as client:
-        config = await resolve(config, client)
+        config = await resolve(config, client, await client.models())
         count_tokens = partial(client.count_tokens, config.model)
         rounds = await options.rounds(config.scale, config.seed + 1, count_tokens)
         query = next(each.prompts[0] for each in rounds if each.name is RoundName.CHECK)

@@ -31,6 +31,7 @@ from hotspan.engine.announcing import Announcer
 from hotspan.engine.answers import Answer, Refused, attempt, both_of, pass_on
 from hotspan.engine.compat import CoreCalls
 from hotspan.engine.manager import HotspanManager
+from hotspan.engine.measures import sizes_and_rates
 from hotspan.engine.net import netted
 from hotspan.engine.receipts import Receipts
 from hotspan.engine.requests import RequestRecord
@@ -150,7 +151,7 @@ class Administrator:
             self._calls.knock()
 
     def follow(self) -> None:
-        """Forget here what other replicas invalidated: all of it at once, however many entries it is."""
+        """Forget here what other replicas invalidated: all of it at once; from then on all of the disk is found."""
         if self._follower is None or self._follower.position is None:
             return
         scopes, position = self._follower.foreign(), self._follower.position
@@ -159,6 +160,8 @@ class Administrator:
         if scopes:
             removed = self._manager.invalidate(scopes, done, is_foreign=True)
             logger.info("cache_invalidated_elsewhere scopes=%d removed=%s", len(scopes), removed.counts)
+        if self._disk is not None:
+            self._disk.trust()
 
     def close(self) -> None:
         """Let go of the threads."""
@@ -201,7 +204,7 @@ class Administrator:
         if self.weights is not None:
             name = None if self.weights.state.source is None else self._manager.namespace.hex()[:16]
             told["weights"] = self.weights.state.to_json() | {"namespace": name}
-        return told | {"is_encrypted": self._keyring is not None}
+        return told | sizes_and_rates(self._manager) | {"is_encrypted": self._keyring is not None}
 
     def _shared_store(self) -> str | None:
         """What names the L2 among all: the epoch of its log, which is random. None if it has no log that is shared."""

@@ -152,7 +152,13 @@ class CudaWorker(CPUOffloadingWorker):
 
     def shutdown(self) -> None:
         self._gaps = None
-        super().shutdown()
+        try:
+            super().shutdown()
+        except RuntimeError:  # until 0.27; later releases log it and go on
+            logger.exception("copies_not_ended: the GPU failed; what it was asked to copy is in no tier")
+            for handler in (self._store_handler, self._load_handler):
+                handler._transfers.clear()
+            super().shutdown()  # or the engine would end before it has closed its tiers
 
     def _collect(self) -> None:
         for result in super().get_finished():

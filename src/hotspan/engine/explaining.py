@@ -44,6 +44,7 @@ class Explanation:
 
     cached_tokens: were not computed. agreed_tokens: stand at the front of an earlier request, too, in whole chunks.
     nearest: the latest request that agrees so far, and how many seconds before it began. places: of the prompt's parts.
+    changed_line: of its system prompt, by the session's request before; 0 if none is known.
     """
 
     request_id: str
@@ -57,6 +58,7 @@ class Explanation:
     parts: tuple[Part, ...]
     places: Places = ()
     has_earlier: bool = False
+    changed_line: int = 0
 
     def to_json(self, *, is_client: bool) -> Json:
         """As an answer has it. is_client: whoever asks is not told of requests under other salts."""
@@ -69,6 +71,7 @@ class Explanation:
             "nearest": None
             if self.nearest is None
             else {"request": self.nearest, "seconds_before": round(self.nearest_s, 3)},
+            "changed_line": self.changed_line or None,
             "computed": [self._shown(part, is_client=is_client) for part in self.parts],
         }
 
@@ -211,6 +214,7 @@ class Explainer:
             tuple(part for part in parts if part.end > part.start),
             record.places,
             case.earlier,
+            record.changed_line,
         )
 
     def _case(self, record: RequestRecord, past: Past, nearest: Nearest) -> Case:

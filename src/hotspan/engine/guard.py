@@ -29,12 +29,15 @@ from hotspan.core.breakpoints import Holds, holds_of, retention_s
 from hotspan.core.directives import Directives, Places, parse_directives
 from hotspan.core.fair import FairOrder
 from hotspan.core.namespace import engine_salt
+from hotspan.core.system_lines import SystemLines
 from hotspan.engine.entrypoints import create_error_response
 from hotspan.engine.media import bind_media
 from hotspan.engine.places import Tokens, form_of, places_of
 from hotspan.engine.requests import SERVER_DIRECTIVES
 from hotspan.engine.responses import keep_apart
+from hotspan.engine.system_lines import ChangedLines, rewrite
 from hotspan.engine.traces import Traces
+from hotspan.http.exchange import note_read
 
 if TYPE_CHECKING:
     from hotspan.engine.tracing import RequestTracing
@@ -53,9 +56,11 @@ _TRIPS = (AttributeError, KeyError, IndexError)
 """What a check raises that takes a value for one of another type, as in `"structured_outputs": false`."""
 
 
-_NOTHING: tuple[Places, int, Holds] = ((), 0, ())
-_ASKED: ContextVar[tuple[Places, int, Holds]] = ContextVar("hotspan_asked", default=_NOTHING)
-"""Where the parts of the current task's prompt are, if that is asked for, its template's options, and what it pins."""
+_Told = tuple[Places, int, Holds, int]
+_NOTHING: _Told = ((), 0, (), 0)
+_ASKED: ContextVar[_Told] = ContextVar("hotspan_asked", default=_NOTHING)
+"""Where the parts of the current task's prompt are, if that is asked for, its template's options, what it pins, and
+which line of its system prompt its session has changed."""
 
 _PLACES: ContextVar[list[int] | None] = ContextVar("hotspan_places", default=None)
 """Places in the queue of what the current task asks for and no token has come of."""
@@ -79,6 +84,7 @@ class RequestGuard:
     is_isolated: tenants never hit each other's prefixes.
     is_cached:   the engine has hotspan's tiers and understands directives.
     order:       in which the engine begins tenants' prompts, where its queue is one of priorities.
+    lines:       of system prompts that are dropped or moved, as they change in each request.
 
     `traces` records requests while somebody fetches them. chat_tokens: the engine's, once there is one.
     """
@@ -91,12 +97,15 @@ class RequestGuard:
         is_isolated: bool = True,
         is_cached: bool = True,
         order: FairOrder | None = None,
+        lines: SystemLines | None = None,
     ) -> None:
         self._tenant = tenant
         self._held_since_s = held_since_s
         self._is_isolated = is_isolated
         self._is_cached = is_cached
         self._order = order
+        self._lines = lines
+        self._changed = ChangedLines()
         self.traces = Traces()
         self.chat_tokens: Tokens | None = None
 
@@ -163,10 +172,9 @@ class RequestGuard:
         return self._owned(asked)
 
     def _owned(self, asked: Directives) -> Directives:
-        places, form, holds = _ASKED.get()
-        return dataclasses.replace(
-            asked, tenant=self._tenant(), held_since_s=self._held_since_s(), places=places, form=form, holds=holds
-        )
+        places, form, holds, changed = _ASKED.get()
+        told = dataclasses.replace(asked, places=places, form=form, holds=holds, changed_line=changed)
+        return dataclasses.replace(told, tenant=self._tenant(), held_since_s=self._held_since_s())
 
     def protect(self, client: AsyncLLM) -> None:
         """Let nothing reach the engine but through here. Mutates: `client`."""
@@ -179,6 +187,7 @@ class RequestGuard:
             self.admit(request)
             self.traces.admitted(request)
             await add_request(request)
+            note_read()
 
         @wraps(generate)
         def checked(prompt: Any, sampling_params: Any, *rest: Any, **options: Any) -> Any:
@@ -226,10 +235,14 @@ class RequestGuard:
                     raise VLLMValidationError(message, parameter=_PARAMS)
             except VLLMValidationError as error:
                 return create_error_response(error)
+            if self._lines:
+                rewrite(request, self._lines)
             places: Places = ()
             if directives.explain and self.chat_tokens is not None:
                 places = await places_of(request, self.chat_tokens)
-            told = (places, form_of(request), holds)
+            session = directives.session
+            changed = 0 if session is None else self._changed.note(directives.tenant, session, request)
+            told = (places, form_of(request), holds, changed)
             _ASKED.set(told)
             if asked:
                 setattr(request, _PARAMS, _Checked(asked, directives))
@@ -240,7 +253,7 @@ class RequestGuard:
         return checked
 
 
-async def _telling(stream: AsyncGenerator[Any], told: tuple[Places, int, Holds]) -> AsyncGenerator[Any]:
+async def _telling(stream: AsyncGenerator[Any], told: _Told) -> AsyncGenerator[Any]:
     """A stream whose request is made when it is first read, by another task than its route's."""
     _ASKED.set(told)
     async with aclosing(stream):

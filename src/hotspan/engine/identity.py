@@ -273,10 +273,15 @@ def _groups(kv_cache_config: KVCacheConfig) -> str:
 
 
 def _device() -> str:
-    """What decides how bytes lie inside a block: on CPUs the instruction set (AMX packs K its own way)."""
+    """What decides how bytes lie inside a block: on CPUs the instruction set (AMX packs K its own way), on GPUs the
+    compute capability, by which vLLM chooses kernels and backends of attention, whose results may differ in bits.
+    """
     if current_platform.is_cpu():
         return f"cpu {torch.backends.cpu.get_cpu_capability()} amx={_has_amx()}"
-    return str(current_platform.device_type)
+    capability = current_platform.get_device_capability()
+    if capability is None:  # other accelerators have none
+        return str(current_platform.device_type)
+    return f"{current_platform.device_type} {capability.major}.{capability.minor}"
 
 
 def _has_amx() -> bool:

@@ -34,7 +34,7 @@ from hotspan.engine.drafts import report_drafts
 from hotspan.engine.entrypoints import build_app, init_app_state
 from hotspan.engine.gpus import gpus_shown
 from hotspan.engine.guard import RequestGuard, refuse_bodies
-from hotspan.engine.usage import report_blends
+from hotspan.engine.usage import report_counts
 
 logger = logging.getLogger(__name__)
 
@@ -94,8 +94,22 @@ class Engine:
         return self.guard.salt(tenant, salt)
 
     def trace(self, recording: str, block_tokens: int, *, is_last: bool) -> dict[str, Any] | None:
-        """The requests since the last call, without their text (engine/traces.py); None if somebody else records."""
-        return self.guard.traces.fetch(recording, block_tokens, is_last=is_last)
+        """The requests since the last call, without their text (engine/traces.py); None if somebody else records.
+
+        The last answer has the engine in `server`, too, as core/recorded.py reads it.
+        """
+        found = self.guard.traces.fetch(recording, block_tokens, is_last=is_last)
+        if found is None or not is_last:
+            return found
+        config = self.client.vllm_config
+        server = {
+            "model": min(self.names),
+            "block_tokens": config.cache_config.block_size,
+            "gpu_tokens": int(getattr(config.cache_config, "kv_cache_size_tokens", None) or 0),
+            "step_tokens": config.scheduler_config.max_num_batched_tokens,
+            "max_running": config.scheduler_config.max_num_seqs,
+        }
+        return found | {"server": server, "engines": config.parallel_config.data_parallel_size}
 
     @property
     def max_tokens(self) -> int:
@@ -165,11 +179,10 @@ async def launch(arguments: Namespace, guard: RequestGuard, aftermath: Aftermath
     client = _start(arguments, aftermath)
     try:
         guard.protect(client)
-        if (blend := _blend(client)) is not None:
-            report_blends(client)
-            if not client.model_config.skip_tokenizer_init:
-                tokenizer = cached_tokenizer_from_config(client.model_config)
-                guard.traces.separators = cuts(tokenizer, blend["separators"])
+        report_counts(client)
+        if (blend := _blend(client)) is not None and not client.model_config.skip_tokenizer_init:
+            tokenizer = cached_tokenizer_from_config(client.model_config)
+            guard.traces.separators = cuts(tokenizer, blend["separators"])
         tasks = await client.get_supported_tasks()
         app = build_app(arguments, tasks, client.model_config)
         await init_app_state(client, app.state, arguments, tasks)

@@ -381,8 +381,7 @@ class HotspanManager(StepWaits, OffloadingManager):
         if now_s < self._report_s:
             return None
         self._report_s = now_s + _REPORT_EVERY_S
-        token_bytes = self.cache.ram.slab.slot_bytes * self.group_count / self.chunk_tokens
-        return self._metrics.report(token_bytes)
+        return self._metrics.report(self.token_bytes)
 
     def shutdown(self) -> None:
         self.closing.close()

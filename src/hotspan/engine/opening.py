@@ -1,6 +1,7 @@
 """From settings to a running cache: the tiers of one engine under its namespace, and what answers from them."""
 
 import contextlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +21,7 @@ from hotspan.config.secrets import resolved
 from hotspan.config.settings import CacheSettings, DiskSettings, L2Settings
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.namespace import namespace_digest
+from hotspan.core.redaction import redacted_text
 from hotspan.core.terms import DEFAULT_TENANT, tenant_label
 from hotspan.core.types import Tier
 from hotspan.engine.admin import Administrator, replica_name
@@ -29,7 +31,7 @@ from hotspan.engine.compat import block_hasher, offloaded_groups
 from hotspan.engine.encoder.outputs import EncoderOutputs, keeps_outputs
 from hotspan.engine.events import ChunkEvents, offer_publisher
 from hotspan.engine.fingerprint import FileDigests
-from hotspan.engine.identity import checkpoint_of, is_private, namespace_fields
+from hotspan.engine.identity import Fields, checkpoint_of, is_private, namespace_fields
 from hotspan.engine.manager import HotspanManager
 from hotspan.engine.prefixes import GpuPrefixes
 from hotspan.engine.requests import Admission, ChunkGroup
@@ -43,6 +45,7 @@ from hotspan.l2.node import NodeStore
 from hotspan.l2.open import open_store
 from hotspan.l2.position import read_position
 from hotspan.l2.remote import RemoteOptions, RemoteTier
+from hotspan.l2.written_under import StoreNames
 from hotspan.tiers.directory import replica_directory
 from hotspan.tiers.disk import DiskOptions, DiskTier
 from hotspan.tiers.lower import LowerTier
@@ -52,9 +55,12 @@ from hotspan.tiers.pins import Pins
 from hotspan.tiers.room import RESERVE_BYTES, step_bytes
 from hotspan.tiers.shares import Share, Shares
 from hotspan.tiers.slab import sweep_dead_slabs
+from hotspan.tiers.written_under import name_of, note_directory
 
 if TYPE_CHECKING:
     from hotspan.engine.tracing import CacheTracing
+
+logger = logging.getLogger(__name__)
 
 _CLOSE_S = 1.0
 _REST_S = 5.0
@@ -128,8 +134,7 @@ def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -
         closing.callback(administrator.close)
         # First of all: it writes what waits to be written.
         closing.callback(cache.close, _drain_s(settings.drain_s, config.shutdown_timeout))
-        if follower is not None:
-            follower.start()
+        closing.callback(opening.begin(follower, fields))
         manager.closing = closing.pop_all()
     return Opened(manager, administrator, weights)
 
@@ -187,7 +192,10 @@ class _Opening:
             pins=self.pins,
             pace=self.pace if current_platform.is_cpu() else None,
         )
-        return cache, tiers[0] if settings.disk is not None else None
+        disk = tiers[0] if settings.disk is not None else None
+        if disk is not None and follower is not None:
+            disk.distrust()  # until the log was read: the last process may have read further in it than its disk knows
+        return cache, disk
 
     def cost_model(self) -> CostModel | None:
         """What decides between loading and computing, unless a patience was set, or nothing lies below RAM."""
@@ -208,6 +216,27 @@ class _Opening:
         # In the replicas of a dense model vLLM sets the size to 1; the engine's id always has the replica's number.
         is_one_of_several = parallel.data_parallel_size > 1 or self.spec.config.engine_id.endswith(f"_dp{number}")
         return replica_directory(directory, number if is_one_of_several else None)
+
+    def begin(self, follower: LogFollower | None, fields: Fields) -> Callable[[], None]:
+        """Follow the log; say what the tiers were written under, and note what they are from now on.
+
+        fields: of the namespace. Returns what ends the noting.
+        """
+        if follower is not None:
+            follower.start()
+            if self.spec.settings.disk is not None and follower.position is None:
+                logger.warning("disk_waits_for_l2_log: what is on disk is found once the log of the L2 was read")
+        if is_private(fields):  # whoever has such a name finds nothing of an earlier start
+            return lambda: None
+        directory, l2, own = self.disk_directory(), self.spec.settings.l2, name_of(self.namespace, fields)
+        if directory is not None:
+            note_directory(directory, own)
+        if l2 is None:
+            return lambda: None
+        options = resolved(l2.store_options, environment())
+        names = StoreNames(lambda: open_store("--l2", l2.url, options), own, redacted_text(l2.url))
+        names.start()
+        return names.close
 
     def follower(self) -> LogFollower | None:
         """The reader of the L2's log, with a connection of its own."""

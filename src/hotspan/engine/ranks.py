@@ -12,7 +12,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
-from hotspan.core.aftermath import Aftermath
+from hotspan.core.aftermath import Aftermath, undisturbed
 from hotspan.core.errors import ConfigError, EngineError
 from hotspan.core.threads import start
 from hotspan.engine.launch import first_line, told
@@ -49,7 +49,9 @@ def run_ranks(arguments: Namespace, aftermath: Aftermath) -> None:
         with _ended_with(parallel.master_addr, parallel.master_port):
             executor.start_worker_monitor(inline=True)
     finally:
-        executor.shutdown()
+        # A rank that waits for the other host ignores SIGTERM; a signal here would leave before it is killed.
+        with undisturbed():
+            executor.shutdown()
     raise EngineError("this host's ranks ended: the log above says why. Start all hosts of the engine again")
 
 

@@ -111,6 +111,7 @@ class RequestRecord(Reader):
     places: Places = ()
     form: int = 0
     holds: Holds = ()
+    changed_line: int = 0
     past: Past | None = None
     _hashes_done: int = 0
     _chains: dict[int, list[Chunk]] = field(default_factory=dict)
@@ -296,6 +297,7 @@ class Admission:
             places=directives.places,
             form=directives.form,
             holds=directives.holds,
+            changed_line=directives.changed_line,
         )
 
     def end(self) -> None:

@@ -32,6 +32,11 @@ class StepWaits(PresentRequests):
         self.steps = steps
         self.chunk_tokens = chunk_tokens
 
+    @property
+    def token_bytes(self) -> float:
+        """Of KV in the tiers, over all groups."""
+        return self.cache.ram.slab.slot_bytes * self.group_count / self.chunk_tokens
+
     @netted(lambda: None)
     def note_blends(self) -> None:
         """The step that was scheduled last computes tokens of blends, too: its time says nothing of others."""

@@ -4,15 +4,19 @@ Each owner has a part of the memory, and of the bodies that are read at a time, 
 """
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Generator, Hashable
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 from hotspan.http.connections import DIVERT, WHOLE, Divert, HttpLimits
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import Exchange
 
 MAX_TEXT_BYTES = "max_text_bytes"
+TEXT_NEEDS = "what text that fits this model can need: send less, or raise max_text_bytes"
+ROUTE_NEEDS = "what a request of this kind can need: send less"
+"""Why a body has fewer bytes than any may have."""
+
 LOG = "log"
 """In the answer to a health check: how large a body may be whose prompt is text."""
 
@@ -105,9 +109,17 @@ async def read_into(exchange: Exchange, limits: HttpLimits, size: int, target: T
             divert(0, target.buffer, came)
 
 
-async def in_slices(steps: Iterator[None]) -> None:
-    """Do work that pauses, with the event loop's other work in its pauses. Raises: as the work does."""
-    for _ in steps:
+T = TypeVar("T")
+
+
+async def in_slices(steps: Generator[None, None, T]) -> T:
+    """The result of work that pauses, with the event loop's other work in its pauses. Raises: as the work does."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
         await asyncio.sleep(0)
 
 
@@ -171,24 +183,24 @@ class Bodies:
         self._held = Budget(limits.held_bytes, limits.principals)
         self._uploads = Budget(limits.connections // 2, limits.principals)
 
-    def body(self, exchange: Exchange, owner: Hashable, text_bytes: int | None = None) -> "HeldBody":
+    def body(self, exchange: Exchange, owner: Hashable, most: int | None = None, needs: str = TEXT_NEEDS) -> "HeldBody":
         """A context manager with the whole body, which counts as `owner`'s until the end of the block.
 
-        text_bytes: what a body at this route can need, where that is less than any body may have.
-        Raises:     HttpError 408, 413 or 429; ClientGone.
+        most:   bytes that a body at this route can need, where that is less than any body may have; `needs` says why.
+        Raises: HttpError 408, 413 or 429; ClientGone.
         """
-        return HeldBody(self, exchange, owner, text_bytes)
+        return HeldBody(self, exchange, owner, most, needs)
 
-    async def _read(self, exchange: Exchange, owner: Hashable, text_bytes: int | None) -> bytes:
+    async def _read(self, exchange: Exchange, owner: Hashable, most: int | None, needs: str) -> bytes:
         length = exchange.headers.get("content-length", "0")
-        self._check(int(length) if length.isdigit() else 0, text_bytes)
+        self._check(int(length) if length.isdigit() else 0, most, needs)
         if not self._uploads.take(owner, 1):
             raise HttpError(429, "as many of your requests' bodies are on their way as may be: try again", retry_s=1)
         size, parts = 0, []
 
         def hold(part: bytes) -> None:
             nonlocal size
-            self._check(size + len(part), text_bytes)
+            self._check(size + len(part), most, needs)
             if not self._held.take(owner, len(part)):
                 raise HttpError(429, "your requests hold as much memory as they may: try again", retry_s=1)
             size += len(part)
@@ -203,13 +215,9 @@ class Bodies:
             self._uploads.give(owner, 1)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _check(self, size: int, text_bytes: int | None) -> None:
-        if text_bytes is not None and size > text_bytes:
-            raise HttpError(
-                413,
-                f"the body is larger than {text_bytes:,} bytes, which is what text that fits this model can need: send "
-                "less, or raise max_text_bytes",
-            )
+    def _check(self, size: int, most: int | None, needs: str) -> None:
+        if most is not None and size > most:
+            raise HttpError(413, f"the body is larger than {most:,} bytes, which is {needs}")
         most = self._limits.max_request_bytes
         if size > most:
             raise HttpError(413, f"the body is larger than {most:,} bytes: send less, or raise max_request_bytes")
@@ -218,16 +226,16 @@ class Bodies:
 class HeldBody:
     """What `Bodies.body` gives; a class, since every request has one."""
 
-    __slots__ = ("_bodies", "_exchange", "_owner", "_size", "_text_bytes")
+    __slots__ = ("_bodies", "_exchange", "_most", "_needs", "_owner", "_size")
 
-    def __init__(self, bodies: Bodies, exchange: Exchange, owner: Hashable, text_bytes: int | None) -> None:
+    def __init__(self, bodies: Bodies, exchange: Exchange, owner: Hashable, most: int | None, needs: str) -> None:
         self._bodies = bodies
         self._exchange = exchange
         self._owner = owner
-        self._text_bytes = text_bytes
+        self._most, self._needs = most, needs
 
     async def __aenter__(self) -> bytes:
-        body = await self._bodies._read(self._exchange, self._owner, self._text_bytes)
+        body = await self._bodies._read(self._exchange, self._owner, self._most, self._needs)
         self._size = len(body)
         return body
 

@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from itertools import chain
 from types import TracebackType
 from typing import Any
@@ -30,8 +31,24 @@ ON_LOST = "hotspan.on_lost"
 REQUEST_ID, INFERENCE_ID = "x-request-id", "x-amzn-sagemaker-inference-id"
 BLEND = "x-hotspan-blend"
 
-BLENDED: ContextVar[dict[str, int] | None] = ContextVar("hotspan_blended_tokens", default=None)
-"""Where an engine in this process adds up the tokens of a request's prompts that were blended, by kind."""
+
+@dataclass(slots=True, eq=False)
+class Counted:
+    """What an engine in this process counts while it answers one request of a client.
+
+    blended: tokens that were blended, of all prompts, by kind. answer: the engine's own counts of the last answer that
+             was begun.
+    """
+
+    blended: dict[str, int] = field(default_factory=dict)
+    answer: Any = None
+
+
+COUNTED: ContextVar[Counted | None] = ContextVar("hotspan_counted", default=None)
+"""Of the request that the current task works for; the same object for all of its tasks. None outside a request."""
+
+ON_READ: ContextVar[Callable[[], None] | None] = ContextVar("hotspan_on_read", default=None)
+"""What `note_read` calls for the current task's request."""
 
 _ID = re.compile(r"[!-~]{1,128}")
 
@@ -224,6 +241,12 @@ class Watched:
 
 def _nothing() -> None:
     pass
+
+
+def note_read() -> None:
+    """The text of the current task's request is parsed, rendered and tokenised: others may have their turn of that."""
+    if (tell := ON_READ.get()) is not None:
+        tell()
 
 
 def raw(headers: Mapping[str, str]) -> RawHeaders:

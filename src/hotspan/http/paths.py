@@ -3,6 +3,8 @@
 And those of adapters, by which the server tells who may use them.
 """
 
+import re
+
 INVOCATIONS = "/invocations"
 BY_NAME = ("/predictions/{model}", "/models/{model}/invoke", "/endpoints/{model}/invocations")
 
@@ -54,3 +56,27 @@ ADAPTER_READS = tuple(prefix + path for prefix in ("", MODEL) for path in (ADAPT
 """Paths that any client may GET; every other method is the administrator's, or with --client-adapters clients', too."""
 
 ADAPTER_WRITES = (*ADAPTER_READS, *(prefix + UPDATE for prefix in ("", MODEL)))
+
+CANCEL = "/v1/responses/{response_id}/cancel"
+
+SMALL = (
+    *("/v1/models", "/v1/models/{model}", "/tokenizer_info", "/load", "/version"),
+    *("/v1/responses/{response_id}", CANCEL, WARM_UP, PIN, EXPLAIN),
+    *("/hotspan/cache", "/hotspan/cache/clear", "/hotspan/cache/check", "/hotspan/keys/shred", "/hotspan/keys/rotate"),
+    *("/hotspan/trace", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", *ADAPTER_WRITES),
+    *("/inference/v1/abort_requests", "/abort_requests"),
+)
+"""What is asked about texts, models and adapters by their names: no body that such a request needs is large."""
+
+MAX_SMALL_BYTES = 1 << 18
+"""Of the body of such a request, and of one whose method has none."""
+
+_SMALL = re.compile("|".join(re.sub(r"\{\w+\}", "[^/]+", path) for path in SMALL))
+_WITHOUT_BODIES = ("GET", "HEAD", "OPTIONS", "TRACE", "DELETE")
+
+
+def is_small(method: str, path: str) -> bool:
+    """Whether a request needs a small body only, or none."""
+    if method in _WITHOUT_BODIES:
+        return True
+    return path not in STATELESS and _SMALL.fullmatch(path.rstrip("/")) is not None

@@ -5,7 +5,8 @@
     replicas/NAME        what a replica reports, behind its name and a zero
 
 A name is given to one writer only: so of several who append one gets a number, and of several who find that entries
-were lost one begins the next epoch. Entries before a gap count as trimmed.
+were lost one begins the next epoch. Entries before a gap count as trimmed. The name of a trimmed entry is free again:
+an entry counts only if the one that it follows is there before and after it is written: the older are trimmed first.
 """
 
 import hashlib
@@ -84,11 +85,18 @@ class BlobLog:
         end = self._end
         if end is None or end.newest.epoch != entry.epoch:
             return False
-        if not self._blobs.create_durable(_name(entry.epoch, entry.number), b"E" + entry.body):
+        name, behind = _name(entry.epoch, entry.number), Part(_name(entry.epoch, entry.number - 1), 1)
+        if self._blobs.read([behind]) == [None]:
+            return False  # who slept since it read the log finds this name free again: it was given, read and trimmed
+        if not self._blobs.create_durable(name, b"E" + entry.body):
             return False
-        holds = [Part(epoch_name(end.number), EPOCH_BYTES), Part(epoch_name(end.number + 1), 1)]
-        if self._blobs.read(holds) != [entry.epoch, None]:
+        holds = [Part(epoch_name(end.number), EPOCH_BYTES), Part(epoch_name(end.number + 1), 1), behind]
+        *epochs, follows = self._blobs.read(holds)
+        if epochs != [entry.epoch, None]:
             return False  # nobody reads it there: the epoch is over, or the medium lost it
+        if follows is None:  # trimmed meanwhile: it may lie in front of what others have read
+            self._blobs.delete([name])
+            return False
         oldest = max(end.oldest.number, entry.number - keep + 1)
         self._blobs.delete([_name(entry.epoch, number) for number in range(end.oldest.number, oldest)])
         self._end = replace(end, oldest=end.oldest if oldest == end.oldest.number else Entry(oldest, entry.epoch, b"?"))

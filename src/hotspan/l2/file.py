@@ -3,6 +3,7 @@
     objects/EPOCH/KEY/object    an object: record, life and zeros up to 4096; then the frame
     objects/EPOCH/KEY/HEX       its metadata: an empty file per update, whose name is the update
     epochs/, log/, replicas/    blob_log.py
+    names/                      written_under.py
     tmp/RANDOM                  what is being written, or deleted
 
 Metadata is names because creating one is atomic on every file system, and may be repeated; appending over NFS is not.

@@ -138,7 +138,7 @@ class LogFollower:
         self._clock = clock or SystemClock()
         self._epoch = since.epoch if since is not None else None
         self._read_s = -STALE_S
-        self._is_begun = self._is_shared = False
+        self._is_begun = self._is_missed = self._is_shared = False
         self._reported = 0
         self._wrong = LogFaults()
         self._fault_logged_s = -_LOG_FAULTS_EVERY_S
@@ -188,7 +188,10 @@ class LogFollower:
                 self._log.report(self.replica, self._reported, REPORT_TTL_S)
                 self._compare_clocks(started_s)
             except OSError as error:
-                if self.is_fresh:
+                if not self._is_begun and not self._is_missed:
+                    self._is_missed = True
+                    logger.warning("l2_not_reached error=%s: the L2 is off until its log can be read", str(error))
+                elif self.is_fresh:
                     logger.warning("l2_log_not_read error=%s", str(error))
                 return False
             except Exception:  # a mistake of ours must not end the thread: without it nothing is ever forgotten here

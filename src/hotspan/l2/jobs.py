@@ -36,6 +36,18 @@ _GONE = (FrameFault.EXPIRED, FrameFault.SHREDDED)
 _REFUSED = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EMLINK, errno.EBUSY)
 """A store that is full, or says no for another reason, is well."""
 
+_AWAY = (ConnectionError, TimeoutError, PermissionError)
+"""The store as a whole; other errors may be of one object."""
+
+
+def _is_away(error: OSError) -> bool:
+    """Whether it is the store's, also while a daemon tells nothing because its log was not read yet."""
+    return isinstance(error, _AWAY) or error.errno == errno.EBUSY
+
+
+_MAX_FAILURES = 16
+"""Of one look-up: finds one bad object among 65,536, or a few among fewer."""
+
 
 class Ended(NamedTuple):
     """How a transfer ended, and when (monotonic).
@@ -92,7 +104,7 @@ class StoreJobs:
                 keys = [chunk.key for chunk in group]
                 is_chain = len(group) == 1 or group[1].parent is not None
                 started_s = self._clock.monotonic()
-                some = self._store.find(keys, tenant, is_chain=is_chain)
+                some = self._found(keys, tenant, is_chain, [])
                 self._packer.asked(self._clock.monotonic() - started_s)
                 found |= {one.record.key: one for one in some if one is not None}
         except OSError as error:
@@ -100,12 +112,15 @@ class StoreJobs:
             return None
         return found
 
-    def put(self, record: Record, scratch: memoryview, payload: memoryview) -> Ended:
-        """Store a chunk, unless it is there; one that may not be read gives way."""
+    def put(self, record: Record, scratch: memoryview, payload: memoryview, *, is_bad: bool = False) -> Ended:
+        """Store a chunk, unless it is there; one that may not be read gives way.
+
+        is_bad: what is there could not be read, and gives way, too.
+        """
         started_s = self._clock.monotonic()
         fault, found, packing = None, None, None
         try:
-            if self._is_there(record):
+            if self._is_there(record, is_bad):
                 self._join_there(record)
             elif (framed := self._framed(record, scratch, payload)) is None:
                 fault = Fault.GONE
@@ -169,6 +184,29 @@ class StoreJobs:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
+    def _found(
+        self, keys: Sequence[ChunkKey], tenant: int, is_chain: bool, failures: list[OSError]
+    ) -> list[Found | None]:
+        """What the store has of these. An object that it can't tell of is not there, and hides no other.
+
+        Mutates: `failures`, those of this look-up.
+        Raises:  OSError if the store does not answer, or fails too often for that to be a matter of single objects.
+        """
+        try:
+            return list(self._store.find(keys, tenant, is_chain=is_chain))
+        except OSError as error:
+            failures.append(error)
+            if _is_away(error) or len(failures) > _MAX_FAILURES:
+                raise
+            if len(keys) == 1:
+                logger.warning("l2_object_not_told key=%s error=%s", keys[0].hex(), str(error))
+                return [None]
+        half = len(keys) // 2
+        found = self._found(keys[:half], tenant, is_chain, failures)
+        if is_chain and None in found:
+            return found
+        return found + self._found(keys[half:], tenant, is_chain, failures)
+
     def _framed(self, record: Record, scratch: memoryview, payload: memoryview) -> _Framed | None:
         """A chunk's frame; None if its tenant has no key any more."""
         terms, header = record.terms, scratch[:HEADER_BYTES]
@@ -213,15 +251,21 @@ class StoreJobs:
     def _crossing(self, move: Callable[[], bool], record: Record, *, is_load: bool = True) -> bool:
         return self._packer.cross(move, record.payload_bytes, is_load=is_load)
 
-    def _is_there(self, record: Record) -> bool:
-        """Whether an object of that chunk is there, and may be read; one that may not is deleted."""
-        (found,) = self._store.find([record.key], record.terms.tenant, is_chain=False)
-        if found is None:
-            return False
-        matched_at = self._view().matched_at(record.key, record.namespace, found.terms)
-        if found.terms.generation >= matched_at and is_of(found, record, self._clock.unix()):
-            return True
-        self._store.delete([record.key], record.terms.tenant)
+    def _is_there(self, record: Record, is_bad: bool) -> bool:
+        """Whether an object of that chunk is there, and may be read; one that may not, or can't be, is deleted."""
+        found = None
+        try:
+            (found,) = self._store.find([record.key], record.terms.tenant, is_chain=False)
+        except OSError as error:
+            if _is_away(error):
+                raise
+            is_bad = True
+        if found is not None and not is_bad:
+            matched_at = self._view().matched_at(record.key, record.namespace, found.terms)
+            if found.terms.generation >= matched_at and is_of(found, record, self._clock.unix()):
+                return True
+        if found is not None or is_bad:
+            self._store.delete([record.key], record.terms.tenant)
         return False
 
     def _join_there(self, record: Record) -> None:

@@ -31,12 +31,49 @@ class _Known(NamedTuple):
         return self.found.record.terms.tenant
 
 
+class FailedChunks:
+    """The latest `max_entries` chunks of which a transfer failed, and until when they are not tried again.
+
+    again: how a fault counts where the chunk had failed before: of one object nobody judges the store.
+    """
+
+    def __init__(self, again: Fault, max_entries: int, clock: Clock) -> None:
+        self._again = again
+        self._max_entries = max_entries
+        self._clock = clock
+        self._until_s: OrderedDict[ChunkKey, float] = OrderedDict()
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._until_s and self._until_s[key] > self._clock.monotonic()  # type: ignore[index]
+
+    def has_failed(self, key: ChunkKey) -> bool:
+        """Whether a chunk's last transfer failed, however long ago."""
+        return key in self._until_s
+
+    def judge(self, key: ChunkKey, fault: Fault | None) -> Fault | None:
+        """A transfer ended so; the fault as it counts."""
+        if fault is None:
+            self.forgive(key)
+        if fault is not Fault.IO:
+            return fault
+        fault = self._again if key in self._until_s else fault
+        self._until_s[key] = self._clock.monotonic() + _ABSENT_S
+        self._until_s.move_to_end(key)
+        while len(self._until_s) > self._max_entries:
+            self._until_s.popitem(last=False)
+        return fault
+
+    def forgive(self, key: ChunkKey) -> None:
+        """It is as any other."""
+        self._until_s.pop(key, None)
+
+
 class KnownChunks:
     """The most recent `max_entries` chunks that may be read, and as many that are not there.
 
     An invalidation costs only what it may take: a tenant's.
 
-    follower: of the log.
+    follower: of the log. unreadable, unwritable: those of which the last load, or store, failed a moment ago.
     """
 
     def __init__(self, follower: LogFollower, max_entries: int, clock: Clock) -> None:
@@ -46,7 +83,8 @@ class KnownChunks:
         self._known: OrderedDict[ChunkKey, _Known] = OrderedDict()
         self._of: dict[int, set[ChunkKey]] = {}
         self._absent: OrderedDict[ChunkKey, float] = OrderedDict()  # until when
-        self._unreadable: OrderedDict[ChunkKey, float] = OrderedDict()  # until when
+        self.unreadable = FailedChunks(Fault.GONE, max_entries, clock)
+        self.unwritable = FailedChunks(Fault.DROPPED, max_entries, clock)
         self._gaps: set[ChunkKey] = set()  # of those, where a chain breaks off: there may be more of it behind
 
     def __len__(self) -> int:
@@ -83,31 +121,10 @@ class KnownChunks:
         self._gaps.discard(key)
 
     def loaded(self, key: ChunkKey, fault: Fault | None) -> Fault | None:
-        """A chunk was loaded, or not; the fault as it counts. What could not be read is not asked for for a while, and
-        is GONE where it fails again: of one object nobody judges the store.
-        """
-        if fault is Fault.DROPPED:
-            return fault
-        if fault is None:
-            self.put_readable(key)
-            return fault
-        self.pop(key)
-        if fault is not Fault.IO:
-            return fault
-        fault = Fault.GONE if key in self._unreadable else fault
-        self._unreadable[key] = self._clock.monotonic() + _ABSENT_S
-        self._unreadable.move_to_end(key)
-        while len(self._unreadable) > self._max_entries:
-            self._unreadable.popitem(last=False)
-        return fault
-
-    def put_readable(self, key: ChunkKey) -> None:
-        """A chunk was read, or written anew."""
-        self._unreadable.pop(key, None)
-
-    def is_unreadable(self, key: ChunkKey) -> bool:
-        """Whether a chunk could not be read a moment ago."""
-        return self._unreadable.get(key, 0.0) > self._clock.monotonic()
+        """A chunk was loaded, or not; the fault as it counts."""
+        if fault not in (None, Fault.DROPPED):
+            self.pop(key)
+        return self.unreadable.judge(key, fault)
 
     def put_absent(self, chunks: Sequence[Chunk], asked: set[ChunkKey]) -> None:
         """Of a text, what was asked for and is not known is not there."""
@@ -123,7 +140,7 @@ class KnownChunks:
 
     def is_absent(self, key: ChunkKey) -> bool:
         """Whether a chunk was not there, or could not be read, a moment ago."""
-        return self._absent.get(key, 0.0) > self._clock.monotonic() or self.is_unreadable(key)
+        return self._absent.get(key, 0.0) > self._clock.monotonic() or key in self.unreadable
 
     def is_gap(self, key: ChunkKey) -> bool:
         """Whether a chain broke off at a chunk that was not there: more of it may lie behind."""

@@ -158,13 +158,14 @@ class SharedInvalidationLog:
 class VolatileLog:
     """The log of a store that can keep none: it lives and dies with this process, and no other replica reads it.
 
-    Its generations are times, in milliseconds: what was stored before it began can't be judged, and is a miss.
+    Its generations are times, in milliseconds: what was stored before it began can't be judged, and is a miss. An entry
+    comes behind all that was ever read or told of the log: what was stored at such a generation is older than it.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._epoch = secrets.token_bytes(16)
-        self._began = self._floor = self._now()
+        self._began = self._floor = self._told = self._now()
         self._entries: deque[SharedInvalidation] = deque()
         self._lock = threading.Lock()
 
@@ -175,7 +176,7 @@ class VolatileLog:
 
     def append(self, scopes: Sequence[Scope], by: str) -> int:
         with self._lock:
-            generation = max(self._now(), self._entries[-1].generation + 1 if self._entries else 0)
+            generation = self._told = max(self._now(), self._told + 1)
             self._entries.append(SharedInvalidation(generation, tuple(scopes), by))
             if len(self._entries) > _MAX_VOLATILE:
                 self._floor = self._entries.popleft().generation
@@ -184,9 +185,8 @@ class VolatileLog:
     def read(self, after: int) -> LogPage:
         with self._lock:
             newer = list(takewhile(lambda entry: entry.generation > after, reversed(self._entries)))[::-1]
-            newest = self._entries[-1].generation if self._entries else 0
-            last = max(after, self._floor, newest, self._now() - 1)  # no entry will come that is older than now
-            return LogPage(self._epoch, last, self._floor, newer, is_shared=False)
+            self._told = max(after, self._told, self._now() - 1)  # no entry will come that is older than now
+            return LogPage(self._epoch, self._told, self._floor, newer, is_shared=False)
 
     def report(self, replica: str, generation: int, ttl_s: float) -> None:
         return

@@ -1,6 +1,7 @@
 """An L2 on Redis or Valkey (5 or newer), one server or a cluster: a value per blob, and a stream as the log.
 
     PREFIX:2:objects:EPOCH:0:{KEY}    an object         PREFIX:2:metadata:EPOCH:{KEY}    its metadata
+    PREFIX:2:names:{written}          written_under.py
     PREFIX:2:{log}                    a stream: ID NUMBER-0, field EPOCH, value the entry's body
     PREFIX:2:{log}:replicas           a hash: what each replica reports
 
@@ -131,6 +132,12 @@ class RedisBlobs:
                 raise ValueError("another reply came in the place of OK")
             return reply is not None
 
+    def overwrite(self, name: str, data: bytes) -> None:
+        """Write a small blob, whatever is there; it does not expire."""
+        key = self._key(name)
+        with self._servers.call():
+            self._servers.ask([Command(key, ("SET", key, data), _ok)])
+
     def append(self, additions: Sequence[Addition]) -> None:
         named = [(self._key(addition.name), addition) for addition in additions]
         asked = [("EVAL", _APPEND, 1, key, one.first, one.data, self._life_ms, MAX_BYTES) for key, one in named]
@@ -247,6 +254,11 @@ def _list(reply: Any) -> list[Any]:
     if not isinstance(reply, list):
         raise ValueError("another reply came in the place of a list")
     return reply
+
+
+def _ok(reply: Any) -> None:
+    if reply not in (b"OK", True):
+        raise ValueError("another reply came in the place of OK")
 
 
 def _number(reply: Any) -> int:

@@ -165,7 +165,8 @@ class RemoteTier:
 
     def submit_store(self, chunk: Chunk, terms: Terms, payload: memoryview) -> bool:
         self._check_size(payload)
-        if chunk.key in self._storing or self.lookup(chunk.key) or not self.can_store():
+        is_known = chunk.key in self._storing or self.lookup(chunk.key)
+        if is_known or chunk.key in self._known.unwritable or not self.can_store():
             return False
         if self._commits.takes(chunk.key, self._namespace, terms):
             return False  # the log's readers would count it as of before
@@ -173,9 +174,8 @@ class RemoteTier:
         stamp = secrets.randbits(64)
         record = Record(chunk.key, chunk.parent, self._namespace, self._payload_bytes, terms, stamp, chunk.index)
         self._storing[chunk.key] = True
-        self._submit(
-            lambda scratch: self._jobs.put(record, scratch, payload), partial(self._stored, record), dropped=DROPPED
-        )
+        put = partial(self._jobs.put, record, payload=payload, is_bad=self._known.unreadable.has_failed(chunk.key))
+        self._submit(put, partial(self._stored, record), dropped=DROPPED)
         return True
 
     def submit_load(self, key: ChunkKey, into: memoryview) -> bool:
@@ -312,7 +312,7 @@ class RemoteTier:
             return  # nothing, or what may have been invalidated since
         now_s = self._clock.unix()
         alive, dead = readable(chunks, found, self._follower.view, self._namespace, self._payload_bytes, now_s)
-        for one in (each for each in alive if not self._known.is_unreadable(each.record.key)):
+        for one in (each for each in alive if each.record.key not in self._known.unreadable):
             self._known.put(self._updates.joined(one), since)
         if dead:
             self._delete(dead, tenant)
@@ -326,13 +326,13 @@ class RemoteTier:
 
     def _stored(self, record: Record, ended: Ended) -> Transfer:
         is_wanted = self._storing.pop(record.key)
+        ended = ended._replace(fault=self._known.unwritable.judge(record.key, ended.fault))
         since = self._known.now()._replace(generation=record.terms.generation)
+        is_here = record.namespace == self._namespace  # else it lies there under its own name
         if ended.fault is None and not is_wanted:
             self._delete([record.key], record.terms.tenant)
-        elif record.namespace != self._namespace:
-            pass  # it lies there under its own name
-        elif ended.found is not None and self._holds(since, record.terms.tenant):
-            self._known.put_readable(record.key)
+        elif ended.found is not None and is_here and self._holds(since, record.terms.tenant):
+            self._known.unreadable.forgive(record.key)
             self._known.put(self._updates.joined(ended.found), since)
         return self._transfer(record.key, ended, is_load=False)
 

@@ -1,6 +1,6 @@
 """An L2 in an S3 bucket, where a request takes 10 to 100 ms: one object per blob.
 
-Names are those of objects.py and blob_log.py.
+Names are those of objects.py, blob_log.py and written_under.py.
 
 S3 has no eviction: give the bucket a lifecycle rule for `objects/`, and one for `metadata/` that keeps it a day longer.
 Its LIST and its conditional writes must be strongly consistent, as AWS's are.

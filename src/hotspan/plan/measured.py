@@ -1,16 +1,25 @@
 """What a running server measured of itself, out of its metrics page."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from hotspan.core.errors import ConfigError
-from hotspan.core.metrics_page import CAPACITY, HITS, LOOKUPS, POOL, POOL_HITS, TOKEN_BYTES, figures
+from hotspan.core.metrics_page import CAPACITY, HITS, LOOKUPS, POOL, POOL_HITS, TOKEN_BYTES, figures, samples
 from hotspan.core.types import Tier
 
 _RATE: Final = "hotspan_cost_prefill_tokens_per_second"
 _BANDWIDTH: Final = "hotspan_cost_bytes_per_second"
 _LATENCY: Final = "hotspan_cost_latency_seconds"
+_COPIED, _COPYING = "vllm:kv_offload_load_bytes_total", "vllm:kv_offload_load_time_total"
+"""vLLM's: bytes that were copied from RAM to the engine, and the seconds of these copies."""
+
+_COPIED_BEFORE: Final = ("vllm:kv_offload_total_bytes_total", "vllm:kv_offload_total_time_total")
+"""The same where vLLM is older, with a label that tells loads from stores."""
+
+_LOAD: Final = "CPU_to_GPU"
+
 _WANTED: Final = (_RATE, _BANDWIDTH, _LATENCY, CAPACITY, TOKEN_BYTES, LOOKUPS, HITS, POOL_HITS, POOL)
 
 
@@ -47,10 +56,24 @@ def measured(page: str) -> Measured:
     if asked:
         of_pool = min(1.0, sums.get((POOL_HITS, ""), 0.0) / asked)
         hits = {**dict.fromkeys(capacity, 0.0), **by_tier(HITS, asked), Tier.GPU: of_pool}
+    copied = _copied_gb_s(page)
     return Measured(
         sums.get((_RATE, "")) or None,
-        by_tier(_BANDWIDTH, 1e9),
+        by_tier(_BANDWIDTH, 1e9) | ({} if copied is None else {Tier.RAM: copied}),
         by_tier(_LATENCY, of=largest),
         {tier: int(tokens) for tier, tokens in capacity.items()},
         hits,
     )
+
+
+def _copied_gb_s(page: str) -> float | None:
+    """The rate of copies from RAM to the engine, over all of them; None before the first."""
+    sums = dict.fromkeys((_COPIED, _COPYING, *_COPIED_BEFORE), 0.0)
+    for sample in samples(page, tuple(sums)):
+        is_load = sample.labels.get("transfer_type", _LOAD) == _LOAD
+        if sample.name in sums and is_load and math.isfinite(sample.value):
+            sums[sample.name] += max(0.0, sample.value)
+    for size, seconds in ((_COPIED, _COPYING), _COPIED_BEFORE):
+        if sums[size] and sums[seconds]:
+            return sums[size] / sums[seconds] / 1e9
+    return None

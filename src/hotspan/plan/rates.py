@@ -10,6 +10,10 @@ from hotspan.plan.machines import EFFICIENCY, Machine
 from hotspan.plan.tiers import Reason
 
 _NAMES = {Tier.RAM: "RAM rate", Tier.DISK: "disk rate", Tier.L2: "L2 rate"}
+_SLOW_RAM = (
+    "RAM's rate is that of copies into the engine, the disk's that of reads into RAM: a text on disk takes both, and "
+    "comes later than one in RAM"
+)
 _ORDER = ("prefill rate", *_NAMES.values())
 
 
@@ -43,7 +47,11 @@ class Rates:
         values = {_NAMES[tier]: f"{rate:,.3g} GB/s" for tier, rate in self.gb_s.items() if tier in _NAMES}
         if self.prefill_tokens_per_s is not None:
             values["prefill rate"] = f"{self.prefill_tokens_per_s:,.0f} tokens/s"
-        return tuple(Reason(name, values[name], self.sources[name]) for name in _ORDER if name in values)
+        found = [Reason(name, values[name], self.sources[name]) for name in _ORDER if name in values]
+        ram, disk = (self.gb_s.get(tier) for tier in (Tier.RAM, Tier.DISK))
+        if ram is not None and disk is not None and ram <= disk:
+            found.append(Reason("RAM and disk", f"{ram / disk:.2g} x the disk's rate", _SLOW_RAM))
+        return tuple(found)
 
 
 ASSUMED: Final = Rates(latency_s=LATENCY_S)

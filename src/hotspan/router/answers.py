@@ -8,7 +8,9 @@ import orjson
 
 from hotspan.http.exchange import Exchange
 from hotspan.http.head import SESSION_HEADER
+from hotspan.http.json_size import most_containers
 from hotspan.http.sse import Events
+from hotspan.router.prompt import MAX_NODES
 
 _PATHS = frozenset(("/v1/chat/completions", "/v1/completions"))
 MAX_BYTES = 256 * 1024
@@ -53,6 +55,8 @@ def _add(choice: Mapping[str, Any], said: defaultdict[str, str]) -> None:
 def comparable(exchange: Exchange, body: bytes) -> bytes | None:
     """The body of a copy, whose answer comes as a whole; None for a request whose answers can't be compared."""
     if exchange.path not in _PATHS or len(body) > MAX_BYTES or SESSION_HEADER in exchange.headers:
+        return None
+    if most_containers(body) > MAX_NODES:  # as no body that is read has
         return None
     try:
         parsed = orjson.loads(body)

@@ -18,12 +18,12 @@ import orjson
 from hotspan.config.kv_events import CurveKeys
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.threads import go_on
-from hotspan.http.bodies import Bodies, HeldBody
+from hotspan.http.bodies import ROUTE_NEEDS, Bodies, HeldBody
 from hotspan.http.dashboard import HTML, dashboard
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import JSON, ClientGone, Exchange, Receive, Scope, Send
 from hotspan.http.head import DECISIVE
-from hotspan.http.paths import AUDIO
+from hotspan.http.paths import AUDIO, MAX_SMALL_BYTES, is_small
 from hotspan.http.upstream import Upstream, forwarded
 from hotspan.router.blocks import Blocks
 from hotspan.router.caches import FleetCaches
@@ -216,7 +216,7 @@ class Gateway:
         began_s = self._clock.monotonic()
         async with self._prompt(exchange) as body, exchange.watched(is_cancelled=True):
             tenant = self._access.tenant(exchange.headers)
-            ask = self._prompts.read(
+            ask = await self._prompts.read(
                 exchange.path, exchange.headers, body, tenant=tenant, request_id=exchange.request_id
             )
             return await self._proxy.forward(exchange, body, ask, began_s)
@@ -258,7 +258,7 @@ class Gateway:
         began_s = self._clock.monotonic()
         async with self._prompt(exchange) as body, exchange.watched(is_cancelled=True):
             tenant = self._access.tenant(exchange.headers)
-            ask = self._prompts.read("", exchange.headers, body, tenant=tenant, request_id=exchange.request_id)
+            ask = await self._prompts.read("", exchange.headers, body, tenant=tenant, request_id=exchange.request_id)
             if ask.keys or ask.session:
                 return await self._proxy.forward(exchange, body, ask, began_s)
             return await self._fan_out(exchange, body)
@@ -325,7 +325,8 @@ class Gateway:
         return self._bodies.body(exchange, self._access.owner(exchange.headers), most)
 
     def _body(self, exchange: Exchange) -> HeldBody:
-        return self._bodies.body(exchange, self._access.owner(exchange.headers))
+        most = MAX_SMALL_BYTES if is_small(exchange.method, exchange.path) else None
+        return self._bodies.body(exchange, self._access.owner(exchange.headers), most, ROUTE_NEEDS)
 
     def _health_changed(self, name: str, can_take: bool) -> None:
         if can_take and name not in self.fleet.up:
@@ -366,7 +367,8 @@ class Gateway:
         if exchange.headers.get("content-type", "").partition(";")[0].strip() != JSON:
             raise HttpError(415, f"send {JSON}")
         try:
-            async with self._bodies.body(exchange, _ADMIN) as body:  # also while clients hold all that they may
+            # Also while clients hold all that they may.
+            async with self._bodies.body(exchange, _ADMIN, MAX_SMALL_BYTES, ROUTE_NEEDS) as body:
                 return str(orjson.loads(body)[field])
         except (orjson.JSONDecodeError, TypeError, KeyError) as error:
             hint = "URL" if field == "replica" else "NAME"

@@ -1,9 +1,10 @@
 """The prompt in a request's body, in each of the schemas that replicas take."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hotspan.router import anthropic
 from hotspan.router.template import Json
 
 MAX_TEXT = 1 << 22
@@ -23,7 +24,8 @@ class Prompt:
     """The prompt of a body: a text, token ids or messages; none of these if it is unknown.
 
     bytes:  of its text, roughly. max_tokens: of the answer; 0 if there is no limit.
-    others: bytes of further prompts in the same body.
+    others:  bytes of further prompts in the same body.
+    options: fields for the template that the body has under other names.
     """
 
     text: str = ""
@@ -33,6 +35,7 @@ class Prompt:
     bytes: int = 0
     max_tokens: int = 0
     others: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def prompt_of(path: str, body: Mapping[str, Any]) -> Prompt:
@@ -44,7 +47,9 @@ def prompt_of(path: str, body: Mapping[str, Any]) -> Prompt:
     if path.endswith("/responses"):
         return _chat(_of_responses(body), [_flat_tool(tool) for tool in _few(body.get("tools"))], max_tokens)
     if path.endswith("/messages"):
-        return _chat(_of_messages(body), [_named_tool(tool) for tool in _few(body.get("tools"))], max_tokens)
+        flat([body.get("system"), body.get("messages")])
+        tools = anthropic.tools_of(_few(body.get("tools")))
+        return replace(_chat(anthropic.messages_of(body), tools, max_tokens), options=anthropic.options_of(body))
     if path.endswith("/completions") and not path.endswith("/chat/completions"):
         return _plain(body.get("prompt"), max_tokens)
     for name in ("prompt", "inputs"):  # as replicas tell schemas apart
@@ -191,31 +196,11 @@ def _of_item(item: object) -> Json | None:
     return None
 
 
-def _of_messages(body: Mapping[str, Any]) -> list[object]:
-    """The messages of Anthropic's schema, where the system prompt is a field of its own."""
-    system, messages = body.get("system"), _list(body.get("messages"))
-    if isinstance(system, list):
-        system = "\n".join(str(part.get("text", "")) for part in _few(system) if isinstance(part, dict))
-    return [{"role": "system", "content": system}, *messages] if system else messages
-
-
 def _flat_tool(tool: object) -> Json:
     """A tool of a response's: its function's fields beside its type."""
     if not isinstance(tool, dict) or "function" in tool:
         return tool if isinstance(tool, dict) else {}
     return {"type": tool.get("type"), "function": {name: value for name, value in tool.items() if name != "type"}}
-
-
-def _named_tool(tool: object) -> Json:
-    """A tool of Anthropic's schema."""
-    if not isinstance(tool, dict):
-        return {}
-    function = {
-        "name": tool.get("name"),
-        "description": tool.get("description"),
-        "parameters": tool.get("input_schema"),
-    }
-    return {"type": "function", "function": function}
 
 
 def _max_tokens(body: Mapping[str, Any]) -> int:

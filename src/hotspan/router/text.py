@@ -20,10 +20,12 @@ from xxhash import xxh3_64_intdigest
 from hotspan.core.errors import ConfigError, UnsupportedModelError
 from hotspan.core.namespace import ENGINE_SALT, engine_salt
 from hotspan.core.terms import DEFAULT_TENANT
+from hotspan.http.bodies import in_slices
 from hotspan.http.head import ADAPTER_HEADER
-from hotspan.http.json_size import MAX_VALUES, most_values
+from hotspan.http.json_size import JsonLimit, is_within
+from hotspan.router.anthropic import merged
 from hotspan.router.harmony import Harmony, is_harmony
-from hotspan.router.prompt import MAX_TEXT, Prompt, check_options, path_of, prompt_of
+from hotspan.router.prompt import MAX_NODES, MAX_TEXT, Prompt, check_options, path_of, prompt_of
 from hotspan.router.sections import Section, sections_of, separator_pattern
 from hotspan.router.session import session_key
 from hotspan.router.template import ChatTemplate, texts_of
@@ -34,6 +36,9 @@ logger = logging.getLogger(__name__)
 
 MAX_READ = 1 << 23
 """Bytes of a body that is read here: what takes 20 ms of the event loop. Of a larger one its size counts alone."""
+
+_PARSED = JsonLimit(containers=MAX_NODES, fields=4 * MAX_NODES)
+"""What a body holds that is parsed: of more messages, tools and parts none would be read. The parser takes 30 ms."""
 
 _ENGINE_NAME = re.compile(r"(?P<name>.+)@[0-9a-f]{12}")
 _MAX_NAMES = 4096
@@ -167,17 +172,18 @@ class Prompts:
             logger.warning("tokens_not_followed error=%s: KV events and prompts of token ids are not compared", error)
         return cls(template=template, table=table, **options)
 
-    def read(
+    async def read(
         self, path: str, headers: Mapping[str, str], body: bytes, *, tenant: str = "", request_id: str = ""
     ) -> Ask:
-        """The same as `ask` for a body as it came; of one that is no JSON object its size counts alone.
+        """The same as `ask` for a body as it came; of one that is no JSON object, or holds more than a chat that is
+        compared, its size counts alone. What it holds is counted once, with pauses for the event loop's other work.
 
         path:       "" if it is not known: the fields of the body tell its schema then.
         request_id: for the log.
         """
         try:
-            is_read = len(body) <= MAX_READ and body[:16].lstrip().startswith(b"{") and most_values(body) <= MAX_VALUES
-            parsed = orjson.loads(body) if is_read else None
+            is_read = len(body) <= MAX_READ and body[:16].lstrip().startswith(b"{")
+            parsed = orjson.loads(body) if is_read and await in_slices(is_within(body, _PARSED)) else None
             if isinstance(parsed, dict):
                 return self.ask(path or path_of(parsed), headers, parsed, tenant=tenant, body_bytes=len(body))
         except orjson.JSONDecodeError:
@@ -272,7 +278,10 @@ class Prompts:
             return None
         else:
             check_options(body)
-            text = self._template.render(prompt.messages, {**body, "tools": prompt.tools} if prompt.tools else body)
+            asked = {**body, **prompt.options, "tools": prompt.tools} if prompt.tools or prompt.options else body
+            text = self._template.render(prompt.messages, asked)
+            if text is None and any(message.get("role") == "system" for message in prompt.messages[1:]):
+                text = self._template.render(merged(prompt.messages), asked)
             self.failed += text is None
         if not text:
             return None

@@ -15,9 +15,9 @@ from hotspan.config.tenants import Tenants
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import EngineError
 from hotspan.core.terms import DEFAULT_TENANT, tenant_label
-from hotspan.core.trace import BLOCK_RANGE, BLOCK_TOKENS
 from hotspan.http.dashboard import DASHBOARD, HTML, dashboard
 from hotspan.http.errors import HttpError
+from hotspan.http.exchange import note_read
 from hotspan.http.paths import EXPLAIN, PIN, PREFETCH
 from hotspan.server.adapters.registry import AdapterRegistry, EngineAdapter
 from hotspan.server.administered import Administered
@@ -25,6 +25,7 @@ from hotspan.server.announce import Announcement, Pinning, command_of, owner_of,
 from hotspan.server.exchange import OwnRoute
 from hotspan.server.invalidation import Invalidation, Invalidations, Name, check_batch, check_scope
 from hotspan.server.principal import Principal, current_principal
+from hotspan.server.recording import Recording, with_servers
 from hotspan.server.sizes import TextLimit
 from hotspan.server.turns import Turns
 
@@ -52,18 +53,6 @@ class WhichTenant(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     tenant: Name
-
-
-class Recording(BaseModel):
-    """A recording of requests, by a name that the caller draws at random: the hashes are keyed with it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    recording: str = Field(min_length=16, max_length=128, description="At least 16 random characters.")
-    block_tokens: int = Field(
-        BLOCK_TOKENS, ge=BLOCK_RANGE[0], le=BLOCK_RANGE[1], description="Tokens per hash, set by the first call."
-    )
-    is_last: bool = Field(False, description="Ends the recording.")
 
 
 class Question(BaseModel):
@@ -150,6 +139,7 @@ class CacheAdmin:
     async def invalidate(self, asked: Invalidations, logged: Logged = None) -> JSONResponse:
         """Invalidate what matches all given fields. An API key reaches only its own tenant."""
         self.need_cache()
+        note_read()
         check_batch(asked)
         do = {"do": "invalidate"} | _logged(logged)
         commands, scopes = [], []
@@ -218,10 +208,17 @@ class CacheAdmin:
 
         A call that says so ends it, or silence.
         """
-        found = self._engine.trace(asked.recording, asked.block_tokens, is_last=asked.is_last)
+        chunk_tokens = None if self._cache is None else self._cache.chunk_tokens
+        found = self._engine.trace(asked.recording, asked.tokens_of_blocks(chunk_tokens), is_last=asked.is_last)
         if found is None:
             raise HttpError(409, "another recording is in progress: try again when it has stopped")
-        return found
+        if "server" not in found:
+            return found
+        replicas: list[Json] = []
+        if self._cache is not None:
+            with contextlib.suppress(TimeoutError, HttpError):  # the requests are there all the same
+                replicas = await self.ask({"do": "stats"}, DURABLE_S)
+        return with_servers(found, replicas)
 
     async def page(self) -> Response:
         """A page for browsers that shows the metrics and the tiers, live; it asks for the admin token."""

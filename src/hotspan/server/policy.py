@@ -19,6 +19,7 @@ from hotspan.http.paths import (
     ADAPTER_READS,
     ADAPTER_WRITES,
     BY_NAME,
+    CANCEL,
     EXPLAIN,
     INVOCATIONS,
     PIN,
@@ -50,8 +51,6 @@ PUBLIC = (
     # A page without data, which asks for the token: a browser has none to show when it opens a page.
     DASHBOARD,
 )
-
-CANCEL = "/v1/responses/{response_id}/cancel"
 
 CLIENT = (
     *(path for path in WORK if path != PRIVILEGED),

@@ -25,6 +25,7 @@ from hotspan.config.settings import DiskSettings
 from hotspan.core.aftermath import Aftermath
 from hotspan.core.errors import ConfigError, EngineError, HotspanError
 from hotspan.core.fair import FairOrder
+from hotspan.core.system_lines import SystemLines
 from hotspan.core.threads import go_on
 from hotspan.core.types import GIB
 from hotspan.formatters import Formatters, load_formatters
@@ -131,6 +132,7 @@ async def _serve(
         is_isolated=options.is_isolated,
         is_cached=options.cache is not None,
         order=order,
+        lines=SystemLines(options.server.drop_system_line, options.server.move_system_line),
     )
     formatters = _formatters(options.server, has_lora=bool(arguments.enable_lora))
     registry: AdapterRegistry | None = None
@@ -204,7 +206,9 @@ async def _warmed(
         return warming, admin
     if options.cache is not None:
         engine.app.include_router(warming_router(warming))
-    loaded = await engine.warm(options.cache.chunk_tokens if options.cache is not None else 0)
+    chunk_tokens = options.cache.chunk_tokens if options.cache is not None else 0
+    # A task of its own: what it leaves in its context is in none of the requests that this task's children serve.
+    loaded = await asyncio.create_task(engine.warm(chunk_tokens))
     logger.info("load_path_warmed tokens=%d", loaded)
     return warming, admin
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hotspan.core.types import MIB
+from hotspan.http.bodies import ROUTE_NEEDS, TEXT_NEEDS
 from hotspan.http.errors import HttpError
 from hotspan.http.json_size import DEFAULT_LIMIT, JsonLimit
+from hotspan.http.paths import MAX_SMALL_BYTES
 
 _TEXT_TYPES = (None, "text", "input_text", "output_text", "refusal")
 """Types of parts of a message that are text; what other parts carry, such as images, is not tokenised."""
@@ -18,6 +20,8 @@ _BYTES_PER_CHAR = 6
 _OTHER_BYTES, _OTHER_CONTAINERS, _OTHER_VALUES = MIB, 1024, 1 << 16
 """What a body may have besides its text: other fields, and further prompts."""
 
+_FIELDS_PER_CONTAINER = 4
+
 _BATCHES = ("prompt", "inputs")
 """Fields that may be a list of prompts, each of which has to fit."""
 
@@ -27,13 +31,16 @@ _VALUES_PER_TOKEN = 16
 
 @dataclass(frozen=True, slots=True)
 class BodyLimit:
-    """What a body may have at most. bytes: None leaves them to the server's limit for all. json: what is in it."""
+    """What a body may have at most. bytes: None leaves them to the server's limit for all, otherwise `needs` says why.
+    json: what is in it."""
 
     bytes: int | None = None
     json: JsonLimit = DEFAULT_LIMIT
+    needs: str = TEXT_NEEDS
 
 
 ANY_BODY = BodyLimit()
+SMALL_BODY = BodyLimit(MAX_SMALL_BYTES, needs=ROUTE_NEEDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,7 @@ class TextLimit:
             JsonLimit(
                 min(DEFAULT_LIMIT.values, _OTHER_VALUES + _VALUES_PER_TOKEN * self.tokens),
                 min(DEFAULT_LIMIT.containers, _OTHER_CONTAINERS + self.tokens),
+                min(DEFAULT_LIMIT.fields, _OTHER_VALUES + _FIELDS_PER_CONTAINER * self.tokens),
             ),
         )
 

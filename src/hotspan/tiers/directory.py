@@ -4,6 +4,7 @@
     DIR/table   one record per slot (tiers/table.py); the node's daemon calls it "objects"
     DIR/slab    equal slots; allocated in steps (tiers/room.py), or whole
     DIR/log     of a tier: what was invalidated (tiers/log.py)
+    DIR/names   of a tier: under which names it was written (tiers/written_under.py)
 
 Everything is 0600 in a 0700 directory.
 """
@@ -62,7 +63,11 @@ class DirectoryLayout:
         return ("lock", "slab", "lost+found", self.table, f"{self.table}.new", *self.others)
 
 
-TIER = DirectoryLayout("the disk tier", "table", ("log", "log.new", POSITION_FILE, POSITION_FILE + ".new"), True)
+NAMES_FILE = "names"
+"""Under which names the directory was written (written_under.py)."""
+
+_WHOLE = (POSITION_FILE, NAMES_FILE)
+TIER = DirectoryLayout("the disk tier", "table", ("log", "log.new", *_WHOLE, *(f"{name}.new" for name in _WHOLE)), True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,29 +24,15 @@ gives way to one that can't show by its ghosts what it would do with more.
 from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 
-from msgspec import Struct
-
 from hotspan.core.multimap import Multimap
 from hotspan.core.types import ChunkKey
-from hotspan.tiers.leaves import Held, Leaf, Leaves
+from hotspan.tiers.leaves import Held, Leaf, Leaves, Node
 from hotspan.tiers.shares import Share, Shares
-from hotspan.tiers.uses import Use
 
 __all__ = ["LeafArc", "Share", "Shares"]
 
 _IDLE_TURNS = 16
 """In uses and arrivals of as many chunks as the tier holds."""
-
-
-class Node(Struct, eq=False, gc=False):
-    """A chunk of `tenant`, in its list `often` or `once`. use: its last one, as far as `LeafRetention` knows it."""
-
-    parent: ChunkKey | None
-    tenant: int
-    used: int
-    is_often: bool = False
-    size: int = 1
-    use: Use | None = None
 
 
 class LeafArc:

@@ -6,10 +6,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from msgspec import Struct
+
 from hotspan.core.types import ChunkKey
+from hotspan.tiers.uses import Use
 
 Leaf = tuple[int, ChunkKey]
 """When a leaf was used, and its key."""
+
+
+class Node(Struct, eq=False, gc=False):
+    """A chunk of `tenant`, in its list `often` or `once`.
+
+    use, returned, sample: as far as `LeafRetention` knows them: the last use; whether it was used before that, also if
+                           it was evicted in between; the nearest chunk of the sample, itself or one that it stands on.
+    """
+
+    parent: ChunkKey | None
+    tenant: int
+    used: int
+    is_often: bool = False
+    size: int = 1
+    use: Use | None = None
+    returned: bool = False
+    sample: ChunkKey | None = None
 
 
 class Leaves:

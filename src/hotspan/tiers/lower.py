@@ -63,6 +63,7 @@ class LowerTier:
         self.tier: Tier = self.storage.tier
         self.trips = 0
         self.is_up = True
+        self._trusted: set[ChunkKey] | None = None  # what alone may be found; None for all
         self._in_flight = 0
         self._moved_s = 0.0  # when something in flight last ended, or the first went off
         self._stall_s = STALL_S
@@ -88,8 +89,17 @@ class LowerTier:
         return self.storage if self.is_up else None
 
     def lookup(self, key: ChunkKey) -> bool:
-        """Whether the tier works and has a chunk."""
-        return self.is_up and self.storage.lookup(key)
+        """Whether the tier works and has a chunk that may be found."""
+        is_trusted = self._trusted is None or key in self._trusted
+        return self.is_up and is_trusted and self.storage.lookup(key)
+
+    def distrust(self) -> None:
+        """Until `trust`, let nothing be found but what is stored from now on: of the rest some may be invalidated."""
+        self._trusted = set()
+
+    def trust(self) -> None:
+        """It has been told of all invalidations: what it has may be found."""
+        self._trusted = None
 
     def released(self) -> list[ChunkKey]:
         """As StorageTier says; a tier that is given up holds nothing back."""
@@ -100,7 +110,10 @@ class LowerTier:
 
     def submit_store(self, chunk: Chunk, terms: Terms, payload: memoryview) -> bool:
         """As StorageTier says."""
-        return self.is_up and self._note_submitted(self.storage.submit_store(chunk, terms, payload), len(payload))
+        taken = self.is_up and self._note_submitted(self.storage.submit_store(chunk, terms, payload), len(payload))
+        if taken and self._trusted is not None:
+            self._trusted.add(chunk.key)
+        return taken
 
     def submit_load(self, key: ChunkKey, into: memoryview) -> bool:
         """As StorageTier says."""

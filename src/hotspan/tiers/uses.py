@@ -218,6 +218,24 @@ class Uses:
         return float(2 ** ((age + 1) / _PER_OCTAVE) - 2 ** (age / _PER_OCTAVE)) / 4
 
 
+class KnownUses(Uses):
+    """What another has learned, at the ages of a smaller tier."""
+
+    def __init__(self, whole: Uses, capacity: int) -> None:
+        super().__init__(capacity)
+        self._whole = whole
+        self._values = whole._values
+
+    def began(self) -> None: ...
+
+    def knows(self, key: Hashable) -> bool:
+        return self._whole.knows(key)
+
+    def forget(self, key: Hashable) -> None: ...
+
+    def note(self, key: Hashable, now: int, use: Use, *, is_often: bool) -> None: ...
+
+
 class _Figures:
     """Of a kind, by age: chunks that were used again, and chunks that were not as far as they were followed."""
 

@@ -213,7 +213,12 @@ FAULTS = (
         ((TieredCache, "begin_store", _hit_before_it_is_stored),),
         {"pace": 0.0, "is_async": True, "has_disk": True, "kind": "full", "slots": 8},
     ),
-    Fault("gaps keep what was there", ((Gaps, "blank", _nothing),), {"kind": "windows", "slots": 8, "actions": 80}),
+    Fault(
+        "gaps keep what was there",
+        ((Gaps, "blank", _nothing),),
+        {"kind": "windows", "slots": 8, "block": 16, "has_disk": True, "is_async": False, "settles": True}
+        | {"drafts": 0, "disk_slots": 0},
+    ),
     Fault(
         "a reset frees slots that are copied",
         ((RamTier, "hold", _frees_at_a_reset),),

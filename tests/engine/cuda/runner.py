@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import random
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -82,7 +83,8 @@ class Rank(KnownBytes):
         self._static: list[Any] = []
         self._copied: Event | None = None
         self._drafts: dict[str, list[int]] = {}
-        self.accepted = 0
+        self._begun: set[str] = set()
+        self.accepted = self.rejected = 0
 
     def _initialize_from_config(self, configs: list[KVCacheConfig]) -> None:
         (config,) = configs
@@ -162,6 +164,7 @@ class Rank(KnownBytes):
         self._tables: list[Any] = []
         self._reads, self._writes = set[int](), set[int]()
         self._drafts = dict(output.scheduled_spec_decode_tokens)
+        self._begun = {each.req_id for each in output.scheduled_new_reqs} | output.scheduled_cached_reqs.resumed_req_ids
         if output.new_block_ids_to_zero:
             self._zero(list(output.new_block_ids_to_zero))
         sampled = super()._compute(output)
@@ -198,11 +201,18 @@ class Rank(KnownBytes):
         return lambda: self._static[place] if place < len(self._static) else None
 
     def _run(self, name: str, computed: int, count: int) -> list[int]:
-        """As the base does; of a step with drafts, as many as are what would have been sampled."""
-        drafts = self._drafts.get(name)
+        """As the base does; of a step with drafts, as many as are what would have been sampled.
+
+        With asynchronous scheduling the scheduler does not know yet how many drafts of the step before were rejected:
+        it takes all for computed, and the rank's own drafts are in the places that it keeps for them.
+        """
+        drafts, row = self._drafts.get(name), self._rows[name]
+        if self.scheduler_config.async_scheduling:
+            computed = min(computed, len(row.tokens) - 1)
         if not drafts:
             return super()._run(name, computed, count)
-        row = self._rows[name]
+        if name not in self._begun and drafts[0] < 0:
+            drafts = self.proposed(name, len(drafts))
         first = len(row.tokens)
         tried = copy.copy(row)
         tried.tokens, tried.kv = list(row.tokens), list(row.kv)
@@ -216,14 +226,15 @@ class Rank(KnownBytes):
             if place + 1 >= len(tried.tokens) or row.tokens[-1] != tried.tokens[place + 1]:
                 break
         self.accepted += len(sampled) - 1
+        self.rejected += len(drafts) - len(sampled) + 1
         return sampled
 
-    def proposed(self, name: str, most: int) -> list[int]:
-        """Drafts of a request's next tokens, some of which are wrong. Only the first rank is asked."""
+    def proposed(self, name: str, count: int) -> list[int]:
+        """Drafts of a request's next tokens, some of which are wrong: the same on all ranks."""
         row = copy.copy(self._rows[name])
         row.tokens, row.kv = list(row.tokens), list(row.kv)
-        first, chance = len(row.tokens), self.device.machine.chance
-        for _ in range(chance.randrange(most + 1)):
+        first, chance = len(row.tokens), random.Random(row.kv[-1])
+        for _ in range(count):
             token = 3 + row.kv[-1] % 700
             row.append(token if chance.random() < 0.7 else 3 + (token + 1) % 700)
         return row.tokens[first:]
@@ -404,7 +415,8 @@ class Ranks(KnownBytes):
             for name, sampled in zip(output.req_ids, output.sampled_token_ids, strict=True)
             if sampled and name in self.ranks[0]._rows
         ]
-        return DraftTokenIds(named, [self.ranks[0].proposed(name, self.drafts) for name in named])
+        chance = self.machine.chance
+        return DraftTokenIds(named, [self.ranks[0].proposed(name, chance.randrange(self.drafts + 1)) for name in named])
 
     def _catch_up(self, number: int, last: _Step) -> None:
         """A rank runs its steps up to this one. Without asynchronous scheduling it waits for the tokens itself."""

@@ -4,7 +4,7 @@ import ast
 import contextlib
 import logging
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor, GPULoadStoreSpec
 from vllm.v1.kv_offload.cpu import gpu_worker
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
+from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
 
 from hotspan.core.errors import EngineError
 from hotspan.engine import cuda
@@ -202,6 +203,31 @@ def test_copies_in_flight_end_before_memory_is_unregistered(machine: Machine) ->
     side.worker.shutdown()
     assert not any(stream.queue for stream in machine.streams)
     assert machine.wrong_uses == [] and not machine.current.driver.registered
+
+
+def _ends_until_0_27(worker: CPUOffloadingWorker) -> None:
+    """vLLM's own end of a worker, which stops at the first copy that did not end."""
+    for handler in (worker._store_handler, worker._load_handler):
+        while handler._transfers:
+            handler._transfers.popleft().end_event.synchronize()
+    if worker._mmap_region is not None:
+        worker._mmap_region.cleanup()
+        worker._mmap_region = None
+
+
+@pytest.mark.parametrize("own_end", [CPUOffloadingWorker.shutdown, _ends_until_0_27], ids=["installed", "until 0.27"])
+def test_all_is_let_go_after_a_device_failed(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, own_end: Callable[[Any], None]
+) -> None:
+    """The end of a worker whose device failed raises nothing, so that the engine goes on and closes its tiers."""
+    monkeypatch.setattr(CPUOffloadingWorker, "shutdown", own_end)
+    machine.pace = 0.0
+    side = Side("layers", 1, machine)
+    for job in range(3):
+        side.worker.submit_store(job, of_group(0, 1, [0, 1, 2, 3], 0), CPULoadStoreSpec([job]))
+    machine.current.fail("an uncorrectable ECC error was encountered")
+    side.worker.shutdown()
+    assert not machine.current.driver.registered
 
 
 def test_a_load_comes_after_what_the_engine_computes(machine: Machine) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields, replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
@@ -19,18 +18,17 @@ from hotspan.cache.tiered import TieredCache
 from hotspan.engine import opening, replicas
 from hotspan.l2.follower import LogFollower
 from hotspan.l2.remote import RemoteOptions
+from hotspan.l2.written_under import StoreNames
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers import lower
-from hotspan.tiers.disk import DiskOptions
 from kit.cuda.install import installed
 from kit.cuda.machine import CudaError, Machine
-from kit.engine import CHUNK
 from kit.simulated.inline import InlineQueues
-from kit.simulated.memory_store import MemoryServer
 
-from ..harness.core import BLOCK, Core, core
+from ..harness.core import Core, core
 from ..harness.simulated import at_once
-from .kinds import KINDS, Kind
+from .media import Media
+from .plan import MANY_HEADS, Plan, Totals, slot_bytes
 from .runner import Ranks
 from .watch import Watch, watched
 
@@ -42,133 +40,24 @@ _TEXTS = 6
 _TENANTS = (None, "tenant-a", "tenant-b")
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What a world is like, drawn from its seed.
-
-    slots: of RAM, about. block: tokens in one. blocks: of each device.
-    pins: whether all of the slab can be registered; else where that fails, in parts of it.
-    fails: whether the device fails at some operation, for good. resets: of all actions.
-    settles: whether all that is under way ends before the engine does.
-    has_graphs: whether kernels find a step's blocks in the static buffers of a graph.
-    drafts: speculative tokens of a step at most; 0 where nothing is drafted, as in steps that are in flight.
-    later_ranks: of the engines after the first: other ones where each holds the same KV, and finds it all the same.
-    """
-
-    seed: int
-    kind: Kind
-    ranks: int
-    is_async: bool
-    has_disk: bool
-    has_l2: bool
-    slots: int
-    block: int
-    blocks: int
-    pins: float
-    has_triton: bool
-    pace: float
-    eager: float
-    fails: bool
-    lives: int
-    actions: int
-    resets: float
-    settles: bool
-    has_graphs: bool
-    drafts: int
-    later_ranks: int
-
-    def of_life(self, life: int) -> Plan:
-        """The same world, with as many ranks as a later engine has."""
-        return replace(self, ranks=self.later_ranks) if life else self
-
-
-@dataclass
-class Totals:
-    """What was done and found. accepted: drafts. found_on_start: cached tokens that an earlier engine had stored.
-    wrong: tokens whose KV was another's. left: bytes in slots that no store put there.
-    """
-
-    worlds: int = 0
-    engines: int = 0
-    requests: int = 0
-    cached: int = 0
-    compared: int = 0
-    copies: int = 0
-    early: int = 0
-    preempted: int = 0
-    accepted: int = 0
-    found_on_start: int = 0
-    aborted: int = 0
-    resets: int = 0
-    invalidations: int = 0
-    device_errors: int = 0
-    wrong: int = 0
-    races: int = 0
-    wrong_uses: int = 0
-    left: int = 0
-
-    def add(self, more: Totals) -> None:
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(more, field.name))
-
-    @property
-    def failures(self) -> int:
-        return self.wrong + self.races + self.wrong_uses + self.left
-
-
-def drawn(seed: int, kind: str | None = None, **fixed: Any) -> Plan:
-    """The world of a seed; `fixed`: fields of its plan that are not drawn."""
-    chance = random.Random(f"cuda-orders:{seed}")
-    ranks = 8 if chance.random() < 0.02 else chance.choice((1, 1, 1, 2))
-    chosen = KINDS[kind] if kind is not None else chance.choice(list(KINDS.values()))
-    has_l2 = chance.random() < 0.2
-    block = BLOCK if chosen.name == "states" else chance.choice((16, 16, 16, BLOCK))
-    plan: dict[str, Any] = {
-        "ranks": ranks,
-        "is_async": chance.random() < 0.6,
-        "has_l2": has_l2,
-        "has_disk": chance.random() < 0.5,
-        "slots": chance.choice((8, 12, 20, 40)) * {"states": 6, "windows": 2}.get(chosen.name.split()[0], 1),
-        "block": block,
-        "blocks": chance.choice((66, 72, 96)) * (BLOCK // block),
-        "pins": chance.choice((1.0, 1.0, 1.0, 0.0, 0.5)),
-        "has_triton": chance.random() < 0.4,
-        "pace": chance.choice((0.0, 2.0, 6.0, 20.0)),
-        "eager": chance.choice((0.0, 0.5, 1.0)),
-        "fails": chance.random() < 0.08,
-        "lives": chance.choice((1, 1, 1, 2)),
-        "actions": chance.randrange(30, 90),
-        "resets": 0.02,
-        "settles": chance.random() < 0.7,
-    }
-    plan |= {"has_graphs": chance.random() < 0.4, "drafts": chance.choice((0, 0, 3))}
-    plan |= fixed
-    if plan["is_async"] or chosen.name == "states":
-        plan["drafts"] = 0
-    if plan["fails"]:  # what it left behind is looked at by another
-        plan |= {"has_disk": True, "lives": 2}
-    if chosen.name not in _ONE_GROUP:
-        plan["blocks"] = 140 * (BLOCK // plan["block"])
-    if "later_ranks" not in plan:
-        plan["later_ranks"] = chance.choice((1, 2, plan["ranks"])) if chosen.is_replicated else plan["ranks"]
-    return Plan(seed, chosen, **plan)
-
-
-_MANY_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 8}
-"""For eight ranks, and for engines that share a disk with such a one."""
-
-_ONE_GROUP = {"full", "heads last", "across layers", "latents", "fp8"}
-
-
 class World(Core):
     """A running engine of a world, and what happens to it."""
 
-    def __init__(self, running: Core, plan: Plan, watch: Watch, queues: InlineQueues, clock: SimulatedClock) -> None:
+    def __init__(
+        self,
+        running: Core,
+        plan: Plan,
+        watch: Watch,
+        queues: InlineQueues,
+        clock: SimulatedClock,
+        media: Media,
+    ) -> None:
         super().__init__(running.core)
         self.plan, self.queues, self.clock = plan, queues, clock
         self.watch, self.machine = watch, watch.machine
         watch.slab = self.cache.ram.slab
         self.totals = Totals()
+        self.media = media
         self._live: list[str] = []
         preempt = self.scheduler._preempt_request
 
@@ -250,13 +139,21 @@ class World(Core):
             self.queues.hang(chance.random() < 0.5)
         elif act < 0.66 + self.plan.resets:
             self.clock.advance(chance.choice((0.1, 3.0)))
+        elif act < 0.72 + self.plan.resets:
+            self.media.change(chance)
         self.administrator.run_waiting()
 
     @property
     def _can_reset(self) -> bool:
-        """Whether vLLM resets with running requests: no request waits for its load, and no step is in flight."""
-        waits = (each.status is RequestStatus.WAITING_FOR_REMOTE_KVS for each in self.scheduler.requests.values())
-        return not self.core.batch_queue and not any(waits)
+        """Whether vLLM resets with running requests: no step is in flight, and no load, also of an aborted one."""
+        waits = RequestStatus.WAITING_FOR_REMOTE_KVS
+        held = (each.is_finished() and any(self._held(name)) for name, each in self.scheduler.requests.items())
+        loads = (each.status is waits for each in self.scheduler.requests.values())
+        return not self.core.batch_queue and not any(loads) and not any(held)
+
+    def _held(self, name: str) -> tuple[list[int], ...]:
+        """The blocks that a request has, by group."""
+        return self.scheduler.kv_cache_manager.get_block_ids(name)  # type: ignore[no-any-return]
 
     def _ask(self, base: list[int]) -> None:
         chance = self._chance
@@ -266,7 +163,9 @@ class World(Core):
         prompt = base if chance.random() < 0.2 else base[: chance.randrange(200, len(base))] + own
         tags = {"tags": [f"tag-{chance.randrange(3)}"]} if chance.random() < 0.3 else {}
         salt = chance.choice(_TENANTS) if chance.random() < 0.3 else None
-        self.start(name, prompt[:MAX_TOKENS], chance.randrange(1, 40), salt=salt, **tags)
+        lora = self.media.adapter(chance)
+        self.totals.adapted += lora is not None
+        self.start(name, prompt[:MAX_TOKENS], chance.randrange(1, 40), salt=salt, lora=lora, **tags)
         self._live.append(name)
         self.totals.requests += 1
 
@@ -276,7 +175,8 @@ class World(Core):
         totals.engines = 1
         totals.wrong, totals.compared = self.runner.found_wrong, self.runner.compared
         totals.cached = sum(self.cached.values())
-        totals.accepted = self.runner.ranks[0].accepted
+        totals.accepted, totals.rejected = self.runner.ranks[0].accepted, self.runner.ranks[0].rejected
+        totals.full = self.media.refused
         totals.copies, totals.early, totals.device_errors = machine.copies, machine.early, machine.errors
         totals.races, totals.wrong_uses = sum(machine.races.counts.values()), len(machine.wrong_uses)
         return totals
@@ -289,15 +189,16 @@ class World(Core):
 
 
 @contextmanager
-def running(model: Path, plan: Plan, machine: Machine, disk: Path | None, l2: MemoryServer | None) -> Iterator[World]:
+def running(model: Path, plan: Plan, machine: Machine, media: Media) -> Iterator[World]:
     """An engine of a world. Work on devices goes on while it shuts down."""
     clock, queues = SimulatedClock(), InlineQueues(plan.seed)
     runner = type("Runner", (Ranks,), _runner_of(plan, machine))
     with ExitStack() as stack:
         for where, name, instead in (
-            (opening, "DiskOptions", partial(DiskOptions, queue=queues.queue)),
+            (opening, "DiskOptions", partial(media.disk_options, queue=queues.queue)),
             (opening, "RemoteOptions", partial(RemoteOptions, queue=queues.queue)),
             (LogFollower, "start", lambda self: self.poll()),
+            (StoreNames, "start", lambda self: None),
             (TieredCache, "wait", lambda self, timeout_s: clock.advance(timeout_s)),
             (lower, "start", at_once),
             (replicas, "share_a_host", lambda parallel: True),
@@ -318,25 +219,26 @@ def running(model: Path, plan: Plan, machine: Machine, disk: Path | None, l2: Me
             "tensor_parallel_size": plan.ranks,
             "block_size": plan.block,
             "num_gpu_blocks_override": plan.blocks,
-            "hf_overrides": _MANY_HEADS if plan.ranks > 4 or plan.kind.is_replicated else {},
+            "hf_overrides": MANY_HEADS if plan.ranks > 4 or plan.kind.is_replicated else {},
             **_speculation(plan),
         }
         made = stack.enter_context(
             core(
                 model,
-                disk=disk,
-                l2=l2,
+                disk=media.disk,
+                l2=media.l2,
                 clock=clock,
                 runner=runner,
                 ram_gib=plan.slots * slot_bytes(plan) / 2**30,
                 **(options | dict(plan.kind.options)),
             )
         )
-        world = World(made, plan, watch, queues, clock)
+        world = World(made, plan, watch, queues, clock, media)
         try:
             yield world
         finally:
             queues.hang(False)
+            media.empty()
 
 
 def _runner_of(plan: Plan, machine: Machine) -> dict[str, Any]:
@@ -351,20 +253,10 @@ def _speculation(plan: Plan) -> dict[str, Any]:
     return {"speculative_config": ngram}
 
 
-def slot_bytes(plan: Plan) -> int:
-    """A slot's size: of several groups, the layers lie over each other."""
-    layers = plan.kind.layers(plan.block)
-    pages = layers if plan.kind.name in _ONE_GROUP else layers[:1]
-    blocks = 1 if plan.kind.name == "states" else -(-CHUNK // plan.block)
-    copies = 1 if plan.kind.is_replicated else plan.ranks
-    return -(-sum(each.page_size_bytes for each in pages) * blocks * copies // 4096) * 4096
-
-
 def run(model: Path, plan: Plan, folder: Path) -> tuple[Totals, list[str]]:
     """All lives of a world: what was done, and in words what was found wrong."""
     totals, found = Totals(worlds=1), list[str]()
-    disk = folder / "kv" if plan.has_disk else None
-    l2 = MemoryServer() if plan.has_l2 else None
+    media = Media(plan, folder)
     for life in range(plan.lives):
         now = plan.of_life(life)
         machine = Machine(plan.seed * 100 + life, now.ranks, pace=plan.pace, eager=plan.eager)
@@ -372,7 +264,7 @@ def run(model: Path, plan: Plan, folder: Path) -> tuple[Totals, list[str]]:
         slab = plan.slots * slot_bytes(plan)
         machine.pins, machine.chunk_bytes = int(plan.pins * slab) if plan.pins < 1 else 1 << 62, slab // 4
         has_failed = False
-        with contextlib.suppress(CudaError), running(model, now, machine, disk, l2) as world:
+        with contextlib.suppress(CudaError), running(model, now, machine, media) as world:
             if plan.fails and life == 0:
                 machine.fails_at = machine.operations + machine.chance.randrange(1_500)
             try:

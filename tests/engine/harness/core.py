@@ -90,7 +90,9 @@ class Core(Tiers):
     def step(self, times: int = 1) -> dict[str, int]:
         ended = {}
         for _ in range(times):
-            for outputs in (self.core.step_fn()[0] or {}).values():  # nothing while a queue of steps fills
+            found, has_computed = self.core.step_fn()
+            self.core.post_step(has_computed)
+            for outputs in (found or {}).values():  # nothing while a queue of steps fills
                 for output in outputs.outputs:
                     self.answers.setdefault(output.request_id, []).extend(output.new_token_ids)
                     if output.prefill_stats is not None:

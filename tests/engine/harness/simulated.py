@@ -29,6 +29,7 @@ from hotspan.engine import opening
 from hotspan.l2.follower import READ_EVERY_S, LogFollower
 from hotspan.l2.remote import RemoteOptions
 from hotspan.l2.store_clock import StoreClock
+from hotspan.l2.written_under import StoreNames
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers import lower
 from hotspan.tiers.disk import DiskOptions
@@ -298,6 +299,7 @@ def simulated(
             (opening, "DiskOptions", disk_options),
             (opening, "RemoteOptions", partial(RemoteOptions, queue=l2_medium.queue)),
             (LogFollower, "start", lambda self: self.poll()),
+            (StoreNames, "start", lambda self: None),
             (TieredCache, "wait", sleep),
             (lower, "start", at_once),
         ):

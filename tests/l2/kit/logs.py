@@ -22,6 +22,9 @@ from tests.l2.kit.stores import (
     read,
 )
 
+FEW = 8
+"""Entries that a log keeps; it may keep as many again."""
+
 
 def log_of(store: ObjectStore) -> SharedLog:
     """Raises: AssertionError for a store without one: its tests do not derive from those of logs."""
@@ -103,6 +106,20 @@ class SharedLogTests(StoreFixtures):
         by_generation = {entry.generation: entry.scopes[0].tenant for entry in seen}
         assert all(by_generation[at] == i * 100 + n for i, each in enumerate(given) for n, at in enumerate(each))
 
+    @pytest.mark.parametrize("others", [1, FEW, 3 * FEW])
+    def test_who_slept_writes_behind_all_others(self, open_store: MakeStore, others: int) -> None:
+        """A replica that did not read while others appended, and trimmed what it knew, gets a generation above theirs;
+        who has read theirs reads its entry, too."""
+        store, other = open_store(FEW), open_store(FEW)
+        slept = log_of(store).append([Scope(tenant=1)], "sleeps")
+        last = max(log_of(other).append([Scope(tenant=2)], "wakes") for _ in range(others))
+        generation = log_of(store).append([Scope(tenant=3)], "sleeps")
+        page = log_of(other).read(last)
+        assert generation == last + 1 == slept + others + 1
+        assert [(entry.generation, entry.scopes) for entry in page.entries] == [(generation, (Scope(tenant=3),))]
+        kept = log_of(open_store(FEW)).read(0).entries
+        assert [entry.generation for entry in kept] == list(range(kept[0].generation, generation + 1))
+
     def test_replicas_are_those_that_reported(self, store: ObjectStore, other: ObjectStore) -> None:
         """Each replica is there with what it said last, whatever its name, until it says that it is gone."""
         names = ["replica-1", "../../etc/x", "ä b:c", "."]
@@ -171,24 +188,21 @@ class SharedLogTests(StoreFixtures):
 class TrimmedLogTests(StoreFixtures):
     """Of a log that is told how many entries to keep."""
 
-    ENTRIES = 8
-    """Few; a log may keep as many again."""
-
     def test_a_log_keeps_the_newest_entries(self, open_store: MakeStore) -> None:
         """Of many entries those above the floor are there, about as many as were asked for, and the floor says so."""
-        store, other = open_store(self.ENTRIES), open_store(self.ENTRIES)
+        store, other = open_store(FEW), open_store(FEW)
         generations = [log_of(each).append([Scope(tenant=n)], "me") for n, each in enumerate([store, other] * 20)]
         for each in (store, other):
             page = log_of(each).read(0)
             kept = [entry.generation for entry in page.entries]
             assert kept == [at for at in generations if at > page.floor]
-            assert self.ENTRIES <= len(kept) <= 2 * self.ENTRIES and page.floor in generations
+            assert FEW <= len(kept) <= 2 * FEW and page.floor in generations
             assert [entry.scopes[0].tenant for entry in page.entries] == list(range(40 - len(kept), 40))
             assert log_of(each).read(generations[-2]).epoch == page.epoch
 
     def test_who_reads_on_misses_nothing(self, open_store: MakeStore) -> None:
         """A reader that keeps up sees every entry once while the oldest are dropped, in one epoch."""
-        store, other = open_store(self.ENTRIES), open_store(self.ENTRIES)
+        store, other = open_store(FEW), open_store(FEW)
         first = page = log_of(other).read(0)
         for n in range(40):
             log_of(store).append([Scope(tenant=n)], "me")

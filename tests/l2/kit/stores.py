@@ -7,7 +7,8 @@
 
 Each call of it opens another replica's store over the same place; the kit closes them. SharedLogTests and
 TrimmedLogTests (logs.py) are of a store with a log, and with one whose length can be set; StoreOutageTests (outages.py)
-of a store that speaks to a server; SharedStoreTests (races.py) of one that replicas share: all but the outages.
+of a store that speaks to a server; StoreNamesTests (names.py) of one that keeps the names it was written under;
+SharedStoreTests (races.py) of one that replicas share: all but the outages.
 """
 
 import random

@@ -95,6 +95,26 @@ def test_the_benchmarks_check(container: Container) -> None:
     assert check is not None and check.is_passed and (check.asked, check.hits) == (3, 3), str(check)
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_usage_adds_up_what_was_cached_of_all_prompts(container: Container, is_stream: bool) -> None:
+    """Of three prompts, one of them new, a completion's cached tokens are those of all; of the next one, its own."""
+    options: Any = {"stream": True, "stream_options": {"include_usage": True}} if is_stream else {}
+
+    def cached(prompt: Any) -> int:
+        asked: Any = {"model": "lmi", "prompt": prompt, "max_tokens": 2, "extra_body": {"cache_salt": f"{is_stream}"}}
+        answer = container.openai.completions.create(**asked, **options)
+        usage = list(answer)[-1].usage if is_stream else answer.usage
+        assert usage is not None and usage.prompt_tokens_details is not None
+        return usage.prompt_tokens_details.cached_tokens or 0
+
+    long, other, new = ([first + n % 50 for n in range(tokens)] for first, tokens in ((3, 700), (4, 420), (5, 600)))
+    assert [cached(long), cached(other)] == [0, 0]
+    alone = [cached(long), cached(other)]
+    assert all(alone) and alone[0] > alone[1]
+    assert cached([long, other, new]) == sum(alone)
+    assert cached(other) == alone[1]
+
+
 def test_errors_are_openais(container: Container) -> None:
     """The client raises what it raises for OpenAI, with the message."""
     asked: Any = {"messages": MESSAGES, "max_tokens": 4}

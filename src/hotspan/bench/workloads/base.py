@@ -232,17 +232,26 @@ class Scale:
     tokens_per_gb: int | None
 
 
+class Length(NamedTuple):
+    """What the longest request has at least, prompt and answer, and the flags that set it."""
+
+    tokens: int
+    flags: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class WorkloadOptions:
     """The options of one workload: its fields are made with `option()`, and it makes the rounds.
 
-    NAME:   what --workload takes. PREFIX: of its flags and keys.
-    COUNTS: the field that sets how many texts there are; 0 computes it from the KV cache volume.
+    NAME:    what --workload takes. PREFIX: of its flags and keys.
+    COUNTS:  the field that sets how many texts there are; 0 computes it from the KV cache volume.
+    LENGTHS: the fields that set how long a request is; none if its texts come from elsewhere.
     """
 
     NAME: ClassVar[str]
     PREFIX: ClassVar[str]
     COUNTS: ClassVar[str]
+    LENGTHS: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         check(self, f"{self.PREFIX}_")
@@ -260,6 +269,24 @@ class WorkloadOptions:
     def tokens_each(self) -> int:
         """Tokens of each text."""
         raise NotImplementedError
+
+    @property
+    def length(self) -> Length | None:
+        """Of its longest request; None if its options do not say. What a chat template adds is not in it."""
+        if not self.sized_by:
+            return None
+        flags = tuple(f"--{self.PREFIX}-{name}".replace("_", "-") for name in self.sized_by)
+        return Length(self.tokens_each + self.tokens_answered, flags)
+
+    @property
+    def sized_by(self) -> tuple[str, ...]:
+        """The fields of `LENGTHS`, if they count."""
+        return self.LENGTHS
+
+    @property
+    def tokens_answered(self) -> int:
+        """The most tokens of an answer, with what a request has besides its text, as far as `length` is known."""
+        return 1
 
     @property
     def takes_tokenizer(self) -> bool:

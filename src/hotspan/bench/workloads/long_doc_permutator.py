@@ -51,6 +51,7 @@ class LongDocPermutatorOptions(WorkloadOptions):
     NAME: ClassVar[str] = "long-doc-permutator"
     PREFIX: ClassVar[str] = "ldp"
     COUNTS: ClassVar[str] = "num_permutations"
+    LENGTHS: ClassVar[tuple[str, ...]] = ("num_contexts", "context_length", "system_prompt_length", "max_output_length")
 
     num_contexts: int = option(5, "Number of contexts, all of them in each request.", kind=COUNT)
     context_length: int = option(5000, "Tokens per context.", kind=COUNT)
@@ -66,6 +67,10 @@ class LongDocPermutatorOptions(WorkloadOptions):
     @property
     def takes_tokenizer(self) -> bool:
         return True
+
+    @property
+    def tokens_answered(self) -> int:
+        return self.max_output_length
 
     async def rounds(self, scale: Scale, seed: int, count_tokens: CountTokens) -> Sequence[ClosedLoop]:
         """Pre-warm-up on texts of their own, two orders, the others, and these alone.

@@ -36,6 +36,7 @@ class LongDocQaOptions(WorkloadOptions):
     NAME: ClassVar[str] = "long-doc-qa"
     PREFIX: ClassVar[str] = "ldqa"
     COUNTS: ClassVar[str] = "num_documents"
+    LENGTHS: ClassVar[tuple[str, ...]] = ("document_length", "max_output_length")
 
     document_length: int = option(10_000, "Tokens per document.", kind=COUNT)
     query_per_document: int = option(2, "Questions per document.", kind=COUNT)
@@ -54,6 +55,10 @@ class LongDocQaOptions(WorkloadOptions):
     @property
     def tokens_each(self) -> int:
         return self.document_length
+
+    @property
+    def tokens_answered(self) -> int:
+        return self.max_output_length
 
     async def rounds(self, scale: Scale, seed: int, count_tokens: CountTokens) -> Sequence[ClosedLoop]:
         """Pre-warm-up on texts of their own, each document alone, the questions in their order, and those alone."""

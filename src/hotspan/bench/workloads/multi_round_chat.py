@@ -32,6 +32,7 @@ class MultiRoundChatOptions(WorkloadOptions):
     NAME: ClassVar[str] = "multi-round-chat"
     PREFIX: ClassVar[str] = "mrc"
     COUNTS: ClassVar[str] = "num_sessions"
+    LENGTHS: ClassVar[tuple[str, ...]] = ("shared_prompt_length", "chat_history_length", "output_length")
 
     shared_prompt_length: int = option(2000, "Tokens per system prompt.", kind=COUNT)
     chat_history_length: int = option(10_000, "Tokens of chat history before the first turn of a session.", kind=COUNT)
@@ -64,6 +65,10 @@ class MultiRoundChatOptions(WorkloadOptions):
     def tokens_each(self) -> int:
         """Before the first turn."""
         return self.shared_prompt_length + self.chat_history_length
+
+    @property
+    def tokens_answered(self) -> int:
+        return self.user_input_length + self.output_length
 
     async def rounds(self, scale: Scale, seed: int, count_tokens: CountTokens) -> Sequence[Round]:
         """Pre-warm-up on texts of their own, each session once alone, the turns as they are due, first turns alone."""

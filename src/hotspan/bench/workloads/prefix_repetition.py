@@ -25,6 +25,7 @@ class PrefixRepetitionOptions(WorkloadOptions):
     NAME: ClassVar[str] = "prefix_repetition"
     PREFIX: ClassVar[str] = "prefix_repetition"
     COUNTS: ClassVar[str] = "num_prompts"
+    LENGTHS: ClassVar[tuple[str, ...]] = ("prefix_len", "suffix_len", "output_len")
 
     prefix_len: int = option(256, "Tokens per prefix.", kind=COUNT)
     suffix_len: int = option(256, "Tokens per suffix.", kind=COUNT)
@@ -44,6 +45,10 @@ class PrefixRepetitionOptions(WorkloadOptions):
     @property
     def tokens_each(self) -> int:
         return self.prefix_len + self.suffix_len
+
+    @property
+    def tokens_answered(self) -> int:
+        return self.output_len
 
     async def rounds(self, scale: Scale, seed: int, count_tokens: CountTokens) -> Sequence[ClosedLoop]:
         """Pre-warm-up on texts of their own, the requests in random order, and those alone."""

@@ -39,6 +39,7 @@ class PrefixSuffixTunerOptions(WorkloadOptions):
     NAME: ClassVar[str] = "prefix-suffix-tuner"
     PREFIX: ClassVar[str] = "psf"
     COUNTS: ClassVar[str] = "num_prefixes"
+    LENGTHS: ClassVar[tuple[str, ...]] = ("context_length",)
 
     context_length: int = option(8000, "Tokens per request.", kind=COUNT)
     prefix_ratio: float = option(0.8, "Share of a request that is its prefix.", kind=between(0, 1, float))

@@ -68,6 +68,7 @@ class RagQaQualityOptions(WorkloadOptions):
     NAME: ClassVar[str] = "rag-qa-quality"
     PREFIX: ClassVar[str] = "rag"
     COUNTS: ClassVar[str] = "num_cases"
+    LENGTHS: ClassVar[tuple[str, ...]] = ("num_documents", "document_length", "max_output_length")
 
     dataset: str = option(
         "",
@@ -112,6 +113,14 @@ class RagQaQualityOptions(WorkloadOptions):
     @property
     def tokens_each(self) -> int:
         return self.num_documents * self.document_length
+
+    @property
+    def sized_by(self) -> tuple[str, ...]:
+        return () if self.dataset else self.LENGTHS
+
+    @property
+    def tokens_answered(self) -> int:
+        return self.output_length
 
     @property
     def takes_tokenizer(self) -> bool:

@@ -24,6 +24,7 @@ class RandomPrefillOptions(WorkloadOptions):
     NAME: ClassVar[str] = "random-prefill"
     PREFIX: ClassVar[str] = "rp"
     COUNTS: ClassVar[str] = "num_requests"
+    LENGTHS: ClassVar[tuple[str, ...]] = ("request_length",)
 
     request_length: int = option(10_000, "Tokens per request.", kind=COUNT)
     num_requests: int = option(50, "Number of requests, sent at once.", kind=COUNT)

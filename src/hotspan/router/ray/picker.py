@@ -41,7 +41,8 @@ class Picker:
                 await self._answer(exchange, body)
 
     async def _answer(self, exchange: Exchange, body: bytes) -> None:
-        asked = Asked(self._prompts.read("", exchange.headers, body, request_id=exchange.request_id))  # without a path
+        ask = await self._prompts.read("", exchange.headers, body, request_id=exchange.request_id)  # without a path
+        asked = Asked(ask)
         try:
             async with self._server.choose_replica(_reserve=False, **{ASKED: asked}) as chosen:
                 replica = chosen._replica  # its full name and its port are not in the public part

@@ -18,8 +18,8 @@ from hotspan.config.server_settings import ServerSettings
 from hotspan.http.connections import HttpLimits
 from hotspan.http.dashboard import DASHBOARD, HTML, dashboard
 from hotspan.http.errors import HttpError
-from hotspan.http.exchange import JSON, Exchange
-from hotspan.http.paths import EXPLAIN, PIN, STATELESS
+from hotspan.http.exchange import JSON, Exchange, note_read
+from hotspan.http.paths import CANCEL, EXPLAIN, PIN, STATELESS, is_small
 from hotspan.server.admission import Admission
 from hotspan.server.exchange import AppExchange
 from hotspan.server.front import HEALTH, LMI_HAS, PING, STALLED, tell_health
@@ -28,7 +28,6 @@ from hotspan.server.models.relay import MODEL_NAME, ModelAnswer, ask, relay
 from hotspan.server.models.served import LOADING_RETRY_S, ModelState, ServedModel
 from hotspan.server.policy import (
     ADMIN,
-    CANCEL,
     CLIENT,
     METRICS,
     PUBLIC,
@@ -37,6 +36,7 @@ from hotspan.server.policy import (
     refuse_websocket,
 )
 from hotspan.server.principal import current_principal
+from hotspan.server.sizes import ANY_BODY, SMALL_BODY
 
 MODELS = "/v1/models"
 CACHE, CHECK, ROTATE = "/hotspan/cache", "/hotspan/cache/check", "/hotspan/keys/rotate"
@@ -87,20 +87,27 @@ class StoreFront:
             return
 
         async def work(body: bytes) -> None:
-            if exchange.method == "OPTIONS":  # a browser's question, to which all have the same answer
+            model = self._meant(exchange, named, body) if is_of_one else None
+            note_read()
+            if model is not None:
+                await relay(model, exchange, body)
+            elif exchange.method == "OPTIONS":  # a browser's question, to which all have the same answer
                 await relay(self._default or self._models[0], exchange, body)
             elif path == METRICS:
                 await self._metrics(exchange)
             elif path == MODELS:
                 await _respond(exchange, merged_models(await self._of_ready(exchange), self._models, self._created))
-            elif path in OF_ALL:
-                await self._of_all(exchange, path, body)
             else:
-                await relay(self._meant(exchange, named, body), exchange, body)
+                await self._of_all(exchange, path, body)
 
+        is_of_one = exchange.method != "OPTIONS" and path not in (METRICS, MODELS, *OF_ALL)
         is_counted = exchange.method == "POST" and path in CLIENT and path not in (MODELS, CANCEL, *OF_ALL)
         takes_turn = exchange.method == "POST" and path in STATELESS
-        await self.admission.run(exchange, work, is_counted=is_counted and not takes_turn, takes_turn=takes_turn)
+        limit = SMALL_BODY if is_small(exchange.method, path) else ANY_BODY
+        is_counted = is_counted and not takes_turn
+        await self.admission.run(
+            exchange, work, is_counted=is_counted, takes_turn=takes_turn, is_read_here=True, limit=limit
+        )
 
     # -- which model ---------------------------------------------------------------------------------------------------
 
