@@ -95,6 +95,22 @@ class Scheduling(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         return group(nodeid)
 
+    def remove_node(self, node: Any) -> str | None:
+        """A worker is gone: the test that it was at has failed, and others run the rest.
+
+        xdist 3.8 runs that test again, which ends the next worker, until it gives up with all of them.
+        """
+        units = {scope: unit for scope, unit in self.assigned_work.pop(node).items() if not all(unit.values())}
+        if not units:
+            return None
+        first = next(iter(units.values()))
+        crashed: str = next(test for test, is_completed in first.items() if not is_completed)
+        first[crashed] = True
+        self.workqueue.update({scope: unit for scope, unit in units.items() if not all(unit.values())})
+        for other in self.assigned_work:
+            self._reschedule(other)
+        return crashed
+
     def _reschedule(self, node: Any) -> None:
         """Give a worker its next group when it has one test left. xdist does so at two, which may be minutes earlier.
 

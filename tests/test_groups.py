@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.groups import check_marks, is_left_out
+from tests.groups import Scheduling, check_marks, is_left_out
 
 MODULES = {
     "none": "def test(): ...\n",
@@ -57,3 +57,41 @@ def test_a_mark_that_is_written_elsewhere_is_an_error(tmp_path: Path) -> None:
         check_marks([item])
     path.write_text(MODULES["some"])
     check_marks([item])
+
+
+class Worker:
+    """One of xdist's: the numbers of the tests that it was given."""
+
+    shutting_down = False
+
+    def __init__(self) -> None:
+        self.given: list[int] = []
+        self.gateway = SimpleNamespace(id="gw", spec="popen")
+
+    def send_runtest_some(self, numbers: list[int]) -> None:
+        self.given += numbers
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+def test_the_test_that_ended_its_worker_is_not_run_again() -> None:
+    """It has failed; the rest of its group goes to another worker."""
+    config: Any = SimpleNamespace(getvalue=lambda name: ["popen"] * 2, option=SimpleNamespace(loadscopereorder=False))
+    scheduling = Scheduling(config, None)
+    tests = [f"test_{module}.py::test_{number}" for module in "abc" for number in range(3)]
+    workers: list[Any] = [Worker(), Worker()]
+    for worker in workers:
+        scheduling.add_node(worker)
+        scheduling.add_node_collection(worker, tests)
+    scheduling.schedule()
+    assert [worker.given for worker in workers] == [[0, 1, 2], [3, 4, 5]]
+    scheduling.mark_test_complete(workers[0], 0)
+    assert scheduling.remove_node(workers[0]) == tests[1]
+    assert [worker.given for worker in workers] == [[0, 1, 2], [3, 4, 5]]
+    given = workers[1].given
+    while (done := len(given)) < 7:
+        for number in given[:]:
+            scheduling.mark_test_complete(workers[1], number)
+        assert len(given) > done, "what is left is given"
+    assert given == [3, 4, 5, 6, 7, 8, 2]
