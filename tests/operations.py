@@ -41,8 +41,7 @@ def counted() -> Iterator[Operations]:
 
 def operations(act: Callable[[], object]) -> int:
     """How many lines and calls `act` takes."""
-    gc.collect()
-    gc.disable()  # what it would end of other tests runs lines, too
+    gc.disable()  # it would run lines of what other tests left; collecting that first takes a second each time
     try:
         with counted() as found:
             act()
