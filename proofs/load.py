@@ -7,6 +7,7 @@ same requests on it, in simulated time, with hotspan's own decision code; each i
 import dataclasses
 import math
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -15,7 +16,7 @@ import numpy as np
 
 from hotspan.cache.cost import CostModel
 from hotspan.cache.tiered import TieredCache
-from hotspan.core.types import MIB, Tier
+from hotspan.core.types import MIB, Chunk, Tier
 from hotspan.testing.chunks import chain
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.lower import LowerTier
@@ -53,7 +54,9 @@ class Point:
     lanes: chunks that the tier moves at a time. ram_texts: texts that RAM holds. tail: tokens of a prompt behind its
     chunks. answer: tokens that are decoded. clients: of a closed loop, or 0. rate: requests per second that come else.
     burst: requests that come at once, in the middle of those. new: share of requests with a text that nobody has asked
-    before. noise: of a transfer.
+    before. noise: of a transfer. is_sync: short copies from RAM are made within a step, as on CPU engines.
+    rows: of the encoder output that each text has; 0: none. lead_s: how long before it comes a request is announced, if
+    it is one of the share `announced`.
     """
 
     engine: Engine
@@ -72,6 +75,10 @@ class Point:
     new: float = 0.0
     noise: float = 0.1
     tier: Tier = Tier.DISK
+    is_sync: bool = True
+    rows: int = 0
+    announced: float = 0.0
+    lead_s: float = 0.0
     seed: int = 0
 
     def with_small_chunks(self) -> "Point":
@@ -112,15 +119,24 @@ def serve(point: Point, policy: Policy) -> Outcome:
     due[point.requests // 3 : point.requests // 3 + point.burst] = [burst_s] * point.burst
     ended: list[Request] = []
     sent = 0
+    is_announced = random.Random(point.seed + 3)
+    notices = deque(
+        (at_s - point.lead_s, pick)
+        for at_s, pick in zip(due, picks, strict=True)
+        if point.rate and point.announced and is_announced.random() < point.announced
+    )
 
     def arrive(now_s: float) -> tuple[list[Request], float]:
         nonlocal sent
         new: list[Request] = []
+        while notices and notices[0][0] <= now_s:
+            world.announce(notices.popleft()[1], 2 * point.lead_s)
         while sent < point.requests and (due[sent] <= now_s if point.rate else sent - len(ended) < point.clients):
             at_s = float(due[sent]) if point.rate else now_s
             new.append(_request(point, str(sent), at_s, picks[sent]))
             sent += 1
-        return new, float(due[sent]) if point.rate and sent < point.requests else NEVER
+        next_s = float(due[sent]) if point.rate and sent < point.requests else NEVER
+        return new, min(next_s, float(notices[0][0])) if notices else next_s
 
     world.run(arrive, ended.append)
     ttft_s = np.array([request.ttft_s for request in ended])
@@ -227,7 +243,24 @@ def draw(rng: random.Random, requests: int) -> Point:
         point = dataclasses.replace(point, engine=dataclasses.replace(engine, pool_tokens=pool))
     if point.rate and rng.random() < 0.5:
         point = dataclasses.replace(point, burst=rng.choice([10, requests // 4]))
-    return point.with_small_chunks() if rng.random() < 0.5 else point
+    point = point.with_small_chunks() if rng.random() < 0.5 else point
+    return _with_more(rng, point)
+
+
+def _with_more(rng: random.Random, point: Point) -> Point:
+    """The same with copies beside steps, slow ones among them, encoder outputs and announcements, or without."""
+    engine = point.engine
+    if rng.random() < 0.5:
+        point = dataclasses.replace(point, is_sync=False)
+    if rng.random() < 0.25:
+        engine = dataclasses.replace(engine, copy_bytes_per_s=rng.choice([2e8, 1e9]))
+    if rng.random() < 0.3:
+        engine = dataclasses.replace(engine, row_s=engine.token_s * rng.choice([0.3, 1.0, 3.0]))
+        point = dataclasses.replace(point, rows=rng.choice([64, 576, 2048]))
+    if point.rate and rng.random() < 0.3:
+        lead_s = rng.choice([0.5, 2.0, 8.0]) / point.rate
+        point = dataclasses.replace(point, announced=rng.choice([0.3, 1.0]), lead_s=lead_s)
+    return dataclasses.replace(point, engine=engine)
 
 
 def run(options: Options, progress: Progress) -> Proof:
@@ -269,12 +302,14 @@ def _world(point: Point, policy: Policy) -> tuple[World, list[list[Any]]]:
     tier = LinkTier(point.tier, point.pace, point.chunk_bytes, point.lanes, clock, rng, point.noise, depth)
     texts = [chain(f"{point.seed}/{n}", point.text_chunks) for n in range(point.texts)]
     tier.parents |= {chunk.key: chunk.parent for text in texts for chunk in text}
+    tier.parents |= {_medium(text).key: None for text in texts if point.rows}
     lower = [LowerTier(lambda again: tier, clock)] if policy != "never" else []
     decides = policy == "hotspan"  # with RAM alone there is nothing to decide, and hotspan has no model
     lanes = {point.tier: point.lanes}
     cost = CostModel(point.engine.step_tokens, lanes, clock, slab.slots) if decides else None
     cache = TieredCache(slab, *lower, patience_s=_PATIENCE_S, cost=cost, clock=clock)  # type: ignore[arg-type]
-    world = World(point.engine, cache, tier if lower else None, clock, random.Random(point.seed + 2))
+    rng = random.Random(point.seed + 2)
+    world = World(point.engine, cache, tier if lower else None, clock, rng, is_sync=point.is_sync)
     return world, texts
 
 
@@ -295,7 +330,14 @@ def _warm(world: World, point: Point, texts: list[list[Any]]) -> float:
 
 
 def _request(point: Point, name: str, at_s: float, text: list[Any]) -> Request:
-    return Request(name, at_s, point.text_chunks * point.engine.chunk_tokens + point.tail, text, point.answer)
+    tokens = point.text_chunks * point.engine.chunk_tokens + point.tail
+    medium = _medium(text) if point.rows and text else None
+    return Request(name, at_s, tokens, text, point.answer, medium, point.rows)
+
+
+def _medium(text: Sequence[Chunk]) -> Chunk:
+    """The encoder output of a text's picture."""
+    return chain(f"picture/{text[0].key.hex()}", 1)[0]
 
 
 def _between(rng: random.Random, least: float, most: float) -> float:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from hotspan.cache.choice import Part
 from hotspan.cache.engine_queue import EngineQueue
 from hotspan.cache.entry import Reader
 from hotspan.cache.tiered import TieredCache
@@ -32,6 +33,7 @@ class Engine:
     step_tokens: the most tokens in one step. slots: requests that may run. pool_tokens: of all that run.
     chunk_tokens: what is stored and loaded as one.
     copy_bytes_per_s: between RAM and the engine. noise: of a step, the standard deviation of its logarithm.
+    row_s: of each row that its encoder computes, and `step_s` for all of a step.
     """
 
     step_s: float
@@ -44,6 +46,7 @@ class Engine:
     chunk_tokens: int = 256
     copy_bytes_per_s: float = 5e9
     noise: float = 0.05
+    row_s: float = 0.0
 
     def step(self, prompts: Iterable[tuple[int, int]], decodes: int) -> float:
         """One step: where each part of a prompt begins and how many tokens it has; without noise."""
@@ -51,6 +54,10 @@ class Engine:
         tokens = sum(count for _, count in parts)
         pairs = sum(attended(start, count) for start, count in parts)
         return self.step_s + self.token_s * tokens + self.pair_s * pairs + self.decode_s * decodes
+
+    def encode(self, rows: int) -> float:
+        """The encoder's part of a step."""
+        return self.step_s + self.row_s * rows if rows else 0.0
 
 
 def attended(start: int, tokens: int) -> int:
@@ -256,6 +263,7 @@ class Request:
 
     chunks: of its prompt's front, as far as they are named. answer: tokens that it decodes. done: prompt tokens that
     the engine has. emitted: tokens decoded; `again` of them are computed once more, as part of the prompt.
+    medium: what its encoder's output is called, of so many rows; 0: it has none. looker: waits for that output.
     """
 
     name: str
@@ -263,7 +271,11 @@ class Request:
     tokens: int
     chunks: Sequence[Chunk]
     answer: int
+    medium: Chunk | None = None
+    rows: int = 0
     reader: Reader = field(default_factory=Reader)
+    looker: Reader = field(default_factory=Reader)
+    is_decided: bool = False
     state: str = "waiting"
     done: int = 0
     emitted: int = 0
@@ -304,7 +316,8 @@ class World:
         self._waiting: deque[Request] = deque()
         self._loading: list[tuple[float, Request]] = []
         self._running: list[Request] = []
-        self.steps = self.preempted = 0
+        self._encoding: list[Request] = []  # in the step that is being scheduled
+        self.steps = self.preempted = self.encoded = 0
         self.busy_s = 0.0
 
     def run(self, arrive: Callable[[float], tuple[list[Request], float]], ended: Callable[[Request], None]) -> None:
@@ -313,12 +326,16 @@ class World:
             due, next_s = arrive(self.clock.monotonic())
             for request in due:
                 self._waiting.append(request)
-                self.cache.ask(request.chunks, request.reader)
+                self.cache.ask([*request.chunks, *([request.medium] if request.medium else [])], request.reader)
                 if self.queue is not None:
                     self.queue.arrive(request.name, request.arrival_s)
             if not (self._waiting or self._running or self._loading) and next_s == NEVER:
                 return
             self._step(next_s, ended)
+
+    def announce(self, chunks: Sequence[Chunk], hold_s: float) -> None:
+        """A request for these chunks is about to come."""
+        self.cache.prefetches.begin(chunks, Terms().tenant, hold_s, lambda found: None)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -339,15 +356,21 @@ class World:
                 decodes += 1
                 budget -= 1
         copied = self._admit(parts, budget)
+        self.cache.prefetches.is_busy = bool(self._running or self._waiting or self._loading)
         if not parts and not decodes:
             self._sleep(next_s)
             return
+        rows = sum(request.rows for request in self._encoding)
+        encoding_s = self.engine.encode(rows) * self._rng.lognormvariate(0, self.engine.noise)
         seconds = self.engine.step([(start, count) for _, start, count in parts], decodes)
-        seconds *= self._rng.lognormvariate(0, self.engine.noise)
+        seconds = seconds * self._rng.lognormvariate(0, self.engine.noise) + encoding_s
         if self.queue is not None:
             tokens = sum(count for _, _, count in parts)
             context = sum(attended(start, count) for _, start, count in parts)
             self.queue.begin(tokens, context, tokens + decodes)
+            if rows and self.cache.cost is not None:
+                self.queue.deduct(self.cache.cost.encode_s(rows))
+                self.cache.cost.observe_encoding(rows, encoding_s)
         self.steps += 1
         self.busy_s += seconds + copied
         self.clock.advance(seconds + copied)
@@ -355,6 +378,9 @@ class World:
             if request.storing:
                 self.cache.end_store(request.storing)
                 request.storing = []
+        for request in self._encoding:
+            self.cache.end_store([request.medium] if request.medium is not None else [])
+        self._encoding.clear()
         self.cache.step()
         if self.queue is not None:
             self.queue.end()
@@ -383,6 +409,7 @@ class World:
             last = self._running.pop()
             self.cache.end_store(last.storing)
             last.storing, last.done, last.state, last.reader = [], 0, "waiting", Reader()
+            last.looker, last.is_decided = Reader(), False
             last.tokens += last.emitted - last.again
             last.again = last.emitted
             self.preempted += 1
@@ -390,7 +417,7 @@ class World:
             if self.queue is not None:
                 self.queue.forget(last.name)
                 self.queue.arrive(last.name)
-            self.cache.ask(last.chunks, last.reader)
+            self.cache.ask([*last.chunks, *([last.medium] if last.medium else [])], last.reader)
 
     @staticmethod
     def _held(request: Request) -> int:
@@ -459,7 +486,39 @@ class World:
                 break
             is_waiting |= answer is Lookup.RETRY
             found.append(chunk)
-        return None if is_waiting and not self._await(reader) else found
+        if is_waiting and not self._await(reader):
+            return None
+        return None if self._is_output_awaited(request, len(found) * self._chunk) else found
+
+    def _is_output_awaited(self, request: Request, done: int) -> bool:
+        """Whether a request waits for its encoder output, as engine/encoder/outputs.py has it wait."""
+        cost, decisions, medium = self.cache.cost, self.cache.decisions, request.medium
+        if medium is None:
+            return False
+        if not request.is_decided and cost is not None and self.queue is not None:
+            text = self.queue.text(request.name, request.tokens, 1, done, waiting=self.cache.waiting)
+            text = decisions.after(text, request.reader, request.looker)
+            parts = [Part(medium, request.rows, cost.encode_s(request.rows))]
+            if not decisions.are_known(parts, request.looker, text):
+                return True
+            decisions.weigh(parts, request.looker, text, cost.prefill_s(done, request.tokens), is_more=True)
+        request.is_decided = True
+        return self.cache.lookup(medium, request.looker) is Lookup.RETRY
+
+    def _begin_output(self, request: Request) -> None:
+        """A request begins: its encoder output is copied from RAM, or made in this step."""
+        medium, looker = request.medium, request.looker
+        if medium is None:
+            return
+        looker.cut = True
+        if self.cache.lookup(medium, looker) is Lookup.HIT:
+            self.cache.begin_load([medium.key], looker)
+            self.cache.end_load([medium.key])
+        else:
+            self.encoded += 1
+            self._encoding.append(request)
+            self.cache.begin_store([medium], looker)
+        self.cache.release(looker)
 
     def _await(self, reader: Reader) -> bool:
         """Whether all that a request waits for comes in the time for which it may hold up the step."""
@@ -481,6 +540,7 @@ class World:
         request.hit_tokens = request.hit_tokens if request.again else request.done
         if self.queue is not None:
             self.queue.admit(request.name, request.tokens, request.done)
+        self._begin_output(request)
         if not found:
             self.cache.release(request.reader)
             return 0.0

@@ -14,6 +14,7 @@ Figures = dict[str, Any]
 
 _COUNTER: Final = re.compile(r"^(hotspan_\w+_total(?:\{[^}]*\})?) (\S+)$", re.MULTILINE)
 _LABELS: Final = re.compile(r'\b(?:engine|model_name|worker)="[^"]*",?')
+_STEPS: Final = re.compile(r"^vllm:iteration_tokens_total_count(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 CHOICES: Final = 'hotspan_cost_requests_total{choice="%s"}'
 
 
@@ -45,6 +46,12 @@ def hits_by_tier(before: str, after: str) -> dict[str, float]:
     )
 
 
+def steps_between(before: str, after: str) -> int:
+    """Steps of the engine: two systems that take as many for the same requests differ by what a step takes alone."""
+    old, new = (sum(map(float, _STEPS.findall(page))) for page in (before, after))
+    return round(new - old)
+
+
 def figures_of(
     records: Sequence[RequestRecord], wall_s: float, cpu_s: float, before: str, after: str, reference: Mapping[str, str]
 ) -> Figures:
@@ -63,6 +70,7 @@ def figures_of(
         "failed": len(records) - len(good),
         "wall_s": round(wall_s, 3),
         "cpu_s": round(cpu_s, 3),
+        "steps": steps_between(before, after),
         "requests_per_s": round(len(good) / wall_s, 4),
         "tokens_per_s": round((asked + answered) / wall_s, 1),
         "ttft_s": quantiles((r.ttft if r.ttft_from_due is None else r.ttft_from_due for r in good), 50, 95, 99),

@@ -17,7 +17,7 @@ import pytest
 from benchmarks import real_texts
 from benchmarks.harness import arguments
 from benchmarks.load import always
-from benchmarks.load.figures import HEADS, figures_of, median, moved, quantiles, table
+from benchmarks.load.figures import HEADS, figures_of, median, moved, quantiles, steps_between, table
 from benchmarks.load.measure import Point, Setting, prioritise
 from benchmarks.load.rounds import Arrivals, Clients, Plays, Thinking
 from benchmarks.load.systems import NAMES, TIERS, systems
@@ -234,6 +234,12 @@ def test_counters_are_told_apart_by_their_own_labels() -> None:
     """Engine and model are left out, counters that stood still too."""
     assert moved(PAGE % (1, 5), PAGE % (4, 5)) == {'hotspan_cost_requests_total{choice="loaded"}': 3.0}
     assert moved("", PAGE % (0, 0))["hotspan_cache_lookup_tokens_total"] == 900.0
+
+
+def test_steps_are_counted_over_all_engines() -> None:
+    """Those between two pages; none where a server does not tell."""
+    page = "".join(f'vllm:iteration_tokens_total_count{{engine="{n}"}} %s\nvllm:other_count 5\n' for n in range(2))
+    assert steps_between(page % (10, 1), page % (30, 2.0)) == 21 and steps_between("", "") == 0
 
 
 def test_medians_are_taken_figure_by_figure() -> None:

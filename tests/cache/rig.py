@@ -4,10 +4,11 @@ import uuid
 from collections.abc import Sequence
 from types import TracebackType
 
+from hotspan.cache.cost import CostModel
 from hotspan.cache.entry import Reader
 from hotspan.cache.tiered import Placement, TieredCache
 from hotspan.core.terms import Terms
-from hotspan.core.types import Chunk, ChunkKey, Lookup
+from hotspan.core.types import Chunk, ChunkKey, Lookup, Tier
 from hotspan.testing.chunks import content
 from hotspan.testing.clock import SimulatedClock
 from hotspan.tiers.pace import Pace
@@ -23,15 +24,23 @@ class Rig:
     """What the tests turn: cache, tier, clock, slab."""
 
     def __init__(
-        self, ram: int, disk: int = 0, store_depth: int = 32, shares: Shares | None = None, pace: Pace | None = None
+        self,
+        ram: int,
+        disk: int = 0,
+        store_depth: int = 32,
+        shares: Shares | None = None,
+        pace: Pace | None = None,
+        step_tokens: int = 0,
     ) -> None:
+        """step_tokens: of an engine with a cost model; 0: without one."""
         self.clock = SimulatedClock()
+        cost = CostModel(step_tokens, {Tier.DISK: 1}, self.clock, ram) if step_tokens else None
         self.slab = SharedSlab(f"test-{uuid.uuid4().hex}", ram, SIZE)
         self.slab.unlink()
         self.tier = ManualTier(disk, SIZE, store_depth=store_depth, clock=self.clock)
         self.lower = steady(self.tier, self.clock)
         lower = [self.lower] if disk else []
-        self.cache = TieredCache(self.slab, *lower, shares=shares, clock=self.clock, pace=pace)
+        self.cache = TieredCache(self.slab, *lower, shares=shares, clock=self.clock, pace=pace, cost=cost)
 
     def __enter__(self) -> "Rig":
         return self

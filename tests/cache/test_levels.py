@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from hotspan.cache.cost import CostModel
 from hotspan.cache.entry import Reader
 from hotspan.cache.tiered import PATIENCE_S, TieredCache
 from hotspan.core.terms import Scope, Terms
@@ -26,7 +27,9 @@ TEXT = chain("text", 3)
 class Levels:
     """A replica's cache over RAM, a manual disk and a store that others may share."""
 
-    def __init__(self, server: MemoryServer, name: str = "a", ram: int = 8, disk: int = 8) -> None:
+    def __init__(
+        self, server: MemoryServer, name: str = "a", ram: int = 8, disk: int = 8, cost: CostModel | None = None
+    ) -> None:
         self.clock = server.clock
         assert isinstance(self.clock, SimulatedClock)
         self.slab = SharedSlab(f"test-{uuid.uuid4().hex}", ram, SIZE)
@@ -39,7 +42,7 @@ class Levels:
         options = RemoteOptions(server.store(), self.follower, queue=self.queues.queue)
         self.l2 = RemoteTier(options, bytes(32), SIZE, self.clock)
         lower = [steady(tier, self.clock) for tier in (self.disk, self.l2)]
-        self.cache = TieredCache(self.slab, *lower, clock=self.clock)
+        self.cache = TieredCache(self.slab, *lower, clock=self.clock, cost=cost)
 
     def store(self, chunks: list[Chunk], terms: Terms = Terms()) -> None:  # noqa: B008
         """Compute and store chunks, on every tier that takes them."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 from vllm.v1.outputs import ECConnectorOutput
 
+from hotspan.cache.engine_queue import EngineQueue
 from hotspan.config.settings import CacheSettings
 from hotspan.core.namespace import ChunkKeyer, tenant_digest
 from hotspan.core.terms import Scope, Terms, tenant_label
@@ -42,7 +43,7 @@ class Engine:
     own: what the engine's own cache has.
     """
 
-    def __init__(self, rig: Rig) -> None:
+    def __init__(self, rig: Rig, steps: EngineQueue | None = None) -> None:
         from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
 
         from hotspan.engine.encoder import connector
@@ -53,7 +54,7 @@ class Engine:
             return connector.OutputConnector(config, role)
 
         self.rig = rig
-        self.outputs = EncoderOutputs(rig.cache, rig.clock, PATIENCE_S)
+        self.outputs = EncoderOutputs(rig.cache, rig.clock, PATIENCE_S, steps)
         self.scheduler = half(ECConnectorRole.SCHEDULER, self.outputs)
         self.worker = half(ECConnectorRole.WORKER, rig.slab.slot)
         self.own: dict[str, torch.Tensor] = {}
@@ -73,7 +74,9 @@ class Engine:
             )
             for place, identifier in enumerate(media)
         ]
-        request: Any = SimpleNamespace(request_id=f"r{self._names}", mm_features=features, cache_salt=salt)
+        request: Any = SimpleNamespace(
+            request_id=f"r{self._names}", mm_features=features, cache_salt=salt, num_prompt_tokens=rows * len(media)
+        )
         record = RequestRecord(request=request, keyer=keyer, groups=(), **({"terms": terms()} | fields))
         self.outputs.admit(record)
         return record

@@ -1,11 +1,16 @@
-"""What the cost model is asked about a request, and what it chose for it."""
+"""What the cost model is asked about a request, and what it chose for it.
+
+A request's chunks are decided about first. Its encoder outputs and its windows (blending) may follow: they are `Part`s,
+which stand alone, and wait within what the first decision left of the request's bound.
+"""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from hotspan.core.types import Tier
+from hotspan.core.types import Chunk, Tier
 
 Seconds = npt.NDArray[np.float64]
 """One figure for each number of chunks from 0."""
@@ -29,6 +34,8 @@ class Text:
     per_s:      requests that come per second. utilization: share of time for which the engine is busy.
     waited_s:   since the request came. queued_s: the part of it in which it waited for a place in the engine, and not
                 for tiers: without them it would have waited as long.
+    lost_s:     by how much an earlier decision about this request has delayed it; negative if it gained by that.
+    plain_s:    from that decision to its first token, had it not loaded anything; 0 if there was none.
     """
 
     total_tokens: int
@@ -42,6 +49,8 @@ class Text:
     utilization: float = 0.0
     waited_s: float = 0.0
     queued_s: float = 0.0
+    lost_s: float = 0.0
+    plain_s: float = 0.0
 
     @property
     def is_engine_busy(self) -> bool:
@@ -58,6 +67,18 @@ class Run:
     chunk_bytes: int
 
 
+class Part(NamedTuple):
+    """What a request needs besides the chunks of its prompt, and the engine could make instead: an encoder's output, a
+    window.
+
+    work_s: of the engine, to make it; 0 while unknown.
+    """
+
+    chunk: Chunk
+    tokens: int
+    work_s: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice:
     """What one request is to load, what was predicted for it, and how long it should wait.
@@ -71,7 +92,7 @@ class Choice:
     is_risky:    it may wait longer than the first bound allows.
     saved_s:     what k landed chunks save this request. patiences_s: how long to wait with k landed.
     worth_s:     how long to wait for k landed chunks is worth it to all requests together.
-    is_busy:     whether the engine had other work. chunk_tokens: of each chunk.
+    tokens:      of the first k chunks. is_busy: whether the engine had other work.
     """
 
     chunks: int
@@ -84,8 +105,8 @@ class Choice:
     saved_s: Seconds
     patiences_s: Seconds
     worth_s: Seconds
+    tokens: npt.NDArray[np.int64]
     is_busy: bool = False
-    chunk_tokens: int = 0
     queued_s: float = 0.0
 
     def patience_s(self, landed: int, landed_s: float) -> float:

@@ -21,10 +21,11 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from hotspan.cache.choice import BOUND_S, BOUND_SHARE, RESERVE, Choice, Run, Seconds, Text
+from hotspan.cache.choice import BOUND_S, BOUND_SHARE, RESERVE, Choice, Part, Run, Seconds, Text
+from hotspan.cache.cost_report import CostReport, estimate
 from hotspan.cache.entry import small_part
 from hotspan.cache.rates import LEAST_FREE, Accuracy, Fit, Prefill, TierSpeed
-from hotspan.cache.refusals import Reason, Refusals, Refused
+from hotspan.cache.refusals import Refusals
 from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.types import MIB, Tier
 
@@ -36,45 +37,8 @@ _UNKNOWN_TOKENS_PER_S = 10_000
 """While the engine's speed is unknown, a tier that brings less is not waited for."""
 
 _COPY_PRIOR = (1.0, 1 / (64 * MIB))
-
-
-@dataclass(frozen=True, slots=True)
-class TierEstimate:
-    """What is believed of a tier: a transfer's latency, the bandwidth of all together (0 while unknown), its queue.
-
-    factor: how many times longer than predicted a load is to be expected at worst.
-    """
-
-    latency_s: float
-    bytes_per_s: float
-    factor: float
-    queued_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class CostReport:
-    """What the model knows and how well it predicts.
-
-    asked:        requests. `loaded`: had to load from lower tiers. `refused`: to compute some of what lies there.
-    probed:       chunks promoted for a look at a tier's speed.
-    late:         requests whose patience was over before all was loaded.
-    prefill:      the engine's steps. loads: those of requests, by the tier that they waited for longest.
-    tokens_per_s: of the engine, with little context; 0 while unknown.
-    trust:        how many requests at a time may risk the first bound.
-    refusals:     by reason, and whether the engine was busy.
-    """
-
-    asked: int
-    loaded: int
-    refused: int
-    probed: int
-    late: int
-    prefill: Accuracy
-    loads: Mapping[Tier, Accuracy]
-    tiers: Mapping[Tier, TierEstimate]
-    tokens_per_s: float
-    trust: float
-    refusals: Mapping[tuple[Reason, bool], Refused]
+_ENCODE_PRIOR, _ENCODE_DOUBTS = (64.0, 1.0), 4
+"""Before anything is known: an encoder's run costs as much as 64 rows of its output."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,12 +47,14 @@ class _Forecast:
 
     waits:   until they are up, by tier. late_s: until all are, if the tiers are as slow as they sometimes are.
     rest_s:  to compute the rest. total_s: to this request's first token, and what all others wait more.
+    tokens:  of the first k chunks.
     """
 
     waits: Mapping[Tier, Seconds]
     late_s: Seconds
     rest_s: Seconds
     total_s: Seconds
+    tokens: npt.NDArray[np.int64]
 
 
 class CostModel:
@@ -106,6 +72,7 @@ class CostModel:
         self._most_probed = small_part(ram_chunks)
         self._prefill = Prefill(step_tokens)
         self._copies = Fit(_COPY_PRIOR, doubts=2)
+        self._encoding = Fit(_ENCODE_PRIOR, _ENCODE_DOUBTS)
         self._tiers = {tier: TierSpeed(count) for tier, count in lanes.items()}
         self._loads = {tier: Accuracy() for tier in lanes}
         self._trust = 1.0
@@ -126,6 +93,10 @@ class CostModel:
     def observe_copy(self, size: int, seconds: float) -> None:
         """The engine copied `size` bytes of one request from RAM."""
         self._copies.observe((1.0, float(size)), seconds)
+
+    def observe_encoding(self, rows: int, seconds: float) -> None:
+        """The engine's encoder computed so many rows of outputs in one step."""
+        self._encoding.observe((1.0, float(rows)), seconds)
 
     def begin_load(self, tier: Tier, size: int) -> None:
         """A chunk was queued at a tier, for whomever."""
@@ -164,8 +135,8 @@ class CostModel:
         if choice.tier is None:
             return
         if cut is not None and landed < choice.chunks:
-            tokens = (choice.chunks - landed) * choice.chunk_tokens
-            saved_s = float(choice.saved_s[choice.chunks] - choice.saved_s[min(landed, choice.chunks)])
+            tokens = int(choice.tokens[choice.chunks] - choice.tokens[landed])
+            saved_s = float(choice.saved_s[choice.chunks] - choice.saved_s[landed])
             self._refusals.note(cut, tokens, is_busy=choice.is_busy, saved_s=saved_s)
         is_whole = landed >= choice.chunks
         lost_s = choice.lost_s(waited_s + asked_s, landed)
@@ -195,10 +166,9 @@ class CostModel:
         """To copy `size` bytes from RAM to the engine; 0 while unknown."""
         return self._copies.predict((1.0, float(size)))
 
-    def load_s(self, tier: Tier, chunks: int, chunk_bytes: int) -> float:
-        """Until so many chunks of a lower tier are in RAM, if it is as slow as it sometimes is."""
-        speed = self._tiers[tier]
-        return float(speed.load_s(chunks, chunks * chunk_bytes, self._clock.monotonic())) * speed.factor
+    def encode_s(self, rows: int) -> float:
+        """To compute so many rows of the encoder's outputs in one step; 0 while unknown."""
+        return self._encoding.predict((1.0, float(rows)))
 
     def asking_s(self, text: Text, answer_s: float) -> float:
         """How long a request should wait to be told what a tier has; as long again is left for what is there then.
@@ -214,6 +184,7 @@ class CostModel:
         Takes some, which `settle` gives back when the wait was worth it.
         """
         risk_s = text.busy_s + (text.queued_s + self.prefill_s(text.gpu_tokens, text.total_tokens)) / 2
+        risk_s -= max(text.lost_s, 0.0)
         least_s = max(self._asking_s(text), answer_s)
         if self._trust < 1 or not self._prefill.is_known or risk_s <= least_s:
             return 0.0
@@ -235,13 +206,40 @@ class CostModel:
             self._loaded += chunks > ram
             have = min(text.gpu_tokens + ram * text.chunk_tokens, text.total_tokens)
             self._queue_s(text, self.prefill_s(have, text.total_tokens))
-            return _whole(chunks, ram, waits, text.chunk_tokens / _UNKNOWN_TOKENS_PER_S)
+            return _whole(ram, waits, np.arange(chunks + 1) * text.chunk_tokens)
         first = text.gpu_tokens // text.chunk_tokens
         haves = np.minimum(np.arange(first, first + chunks + 1) * text.chunk_tokens, max(text.total_tokens - 1, 0))
         haves[0] = text.gpu_tokens
         rest_s = self._prefill.seconds(haves, text.total_tokens) + self._copying(chain)
         factor = self._prefill.factor(int(haves[ram]), text.total_tokens)
-        return self._choose(chain, ram, text, self._forecast(waits, rest_s, text), 1 / factor)
+        queue_s = self._queue_s(text, float(rest_s[ram]))
+        forecast = self._forecast(waits, rest_s, text, np.arange(chunks + 1) * text.chunk_tokens)
+        return self._choose(chain, ram, text, forecast, queue_s + float(rest_s[ram]), queue_s, 1 / factor)
+
+    def weigh(self, text: Text, chain: Sequence[Run], parts: Sequence[Part], rest_s: float, *, is_more: bool) -> Choice:
+        """As `cut`, how many of a request's parts to take; those that are refused are made by the engine.
+
+        chain: where the parts lie, in their order: those in RAM first. rest_s: what is computed in any case.
+        is_more: making them takes the engine's time besides what was decided about before.
+        """
+        ram = sum(run.chunks for run in takewhile(lambda run: run.tier is Tier.RAM, chain))
+        waits = self._waits(chain)
+        tokens = np.cumsum([0, *(part.tokens for part in parts)], dtype=np.int64)
+        made_s = np.cumsum([0.0, *(part.work_s for part in parts)])
+        rests_s = made_s[-1] - made_s + rest_s
+        if ram == len(parts):
+            return _whole(ram, waits, tokens)
+        self._asked += 1
+        if not made_s[-1] - made_s[ram]:
+            self._loaded += 1
+            return _whole(ram, waits, tokens)
+        forecast = self._forecast(waits, rests_s, text, tokens)
+        if not text.plain_s:
+            queue_s = self._queue_s(text, float(rests_s[ram]))
+            return self._choose(chain, ram, text, forecast, queue_s + float(rests_s[ram]), queue_s)
+        more_s = float(rests_s[ram] - rest_s) if is_more else 0.0
+        self._plain_s += more_s
+        return self._choose(chain, ram, text, forecast, text.plain_s + more_s, -text.lost_s)
 
     def report(self) -> CostReport:
         """All of it, as it is now."""
@@ -254,7 +252,7 @@ class CostModel:
             late=self._late,
             prefill=self._prefill.accuracy,
             loads=dict(self._loads),
-            tiers={tier: _estimate(speed) for tier, speed in self._tiers.items()},
+            tiers={tier: estimate(speed) for tier, speed in self._tiers.items()},
             tokens_per_s=1 / per_token_s if per_token_s else 0.0,
             trust=self._trust,
             refusals=self._refusals.counts(),
@@ -264,7 +262,12 @@ class CostModel:
         """Raise AssertionError if what it knows can't be."""
         if not 0 <= self._trust <= _MAX_TRUST:
             raise AssertionError(f"trust is {self._trust}")
-        rates = [self._prefill.fit.rates, self._copies.rates, *(speed.fit.rates for speed in self._tiers.values())]
+        rates = [
+            self._prefill.fit.rates,
+            self._copies.rates,
+            self._encoding.rates,
+            *(speed.fit.rates for speed in self._tiers.values()),
+        ]
         if not all(0 <= rate < float("inf") for each in rates for rate in each):
             raise AssertionError(f"a rate is not one: {rates}")
 
@@ -274,6 +277,7 @@ class CostModel:
         """How long a request may wait for an answer."""
         recompute_s = self.prefill_s(text.gpu_tokens, text.total_tokens)
         patience_s = RESERVE * (BOUND_SHARE * (text.queued_s + recompute_s) + BOUND_S) / 2
+        patience_s = max(patience_s - max(text.lost_s, 0.0), 0.0)
         return text.busy_s + (min(patience_s, recompute_s) if self._prefill.is_known else patience_s)
 
     def _waits(self, chain: Sequence[Run]) -> dict[Tier, Seconds]:
@@ -293,7 +297,9 @@ class CostModel:
         latency_s, per_byte_s = self._copies.rates
         return np.asarray((per_byte_s * sizes + latency_s) * (sizes > 0), np.float64)
 
-    def _forecast(self, waits: Mapping[Tier, Seconds], rest_s: Seconds, text: Text) -> _Forecast:
+    def _forecast(
+        self, waits: Mapping[Tier, Seconds], rest_s: Seconds, text: Text, tokens: npt.NDArray[np.int64]
+    ) -> _Forecast:
         late_s = np.maximum.reduce([wait_s * self._tiers[tier].factor for tier, wait_s in waits.items()])
         is_waiting = late_s > 0
         # What lands while a step runs is used by the next one.
@@ -310,17 +316,26 @@ class CostModel:
             total_s = total_s + speed.coming(tier_queue_s + work_s / 2, now_s) * work_s
             queue_s = max(queue_s, tier_queue_s)
         total_s = total_s + text.waiting * np.maximum(rest_s - queue_s / 2, 0.0)
-        return _Forecast(waits, late_s, rest_s, total_s)
+        return _Forecast(waits, late_s, rest_s, total_s, tokens)
 
-    def _choose(self, chain: Sequence[Run], ram: int, text: Text, forecast: _Forecast, known: float) -> Choice:
+    def _choose(
+        self,
+        chain: Sequence[Run],
+        ram: int,
+        text: Text,
+        forecast: _Forecast,
+        recompute_s: float,
+        credit_s: float,
+        known: float = 1.0,
+    ) -> Choice:
         """The best choice, between the `ram` chunks that are up and all.
 
+        recompute_s: to its first token without tiers. credit_s: how long it may wait for nothing and be no later.
         known: the share of the predicted computing that can be counted on.
         """
         late_s, rest_s = forecast.late_s, forecast.rest_s
         spared_s = np.maximum(rest_s[ram] - rest_s, 0.0)
-        queue_s = self._queue_s(text, float(rest_s[ram]))
-        least_s, earned_s = known * (queue_s + float(rest_s[ram])) + text.queued_s, known * (spared_s + queue_s)
+        least_s, earned_s = known * recompute_s + text.queued_s, known * (spared_s + credit_s)
         patiences_s = earned_s + min(RESERVE * (BOUND_SHARE * least_s + BOUND_S), least_s)
         limits_s = earned_s + least_s
         sure, last = (_reach(late_s, ram, within_s) for within_s in (patiences_s, np.maximum(limits_s, patiences_s)))
@@ -330,7 +345,7 @@ class CostModel:
         taken = best if is_risky or best <= sure else _best(forecast.total_s, ram, sure, margin_s)
         if taken < len(rest_s) - 1:
             saved_s = float(forecast.total_s[taken] - forecast.total_s[best])
-            tokens = (len(rest_s) - 1 - taken) * text.chunk_tokens
+            tokens = int(forecast.tokens[-1] - forecast.tokens[taken])
             self._refusals.note(
                 "bound" if taken < best else "slower", tokens, is_busy=text.is_engine_busy, saved_s=saved_s
             )
@@ -346,13 +361,13 @@ class CostModel:
             tier=tier,
             load_s=float(forecast.waits[tier][taken]) if tier else 0.0,
             rest_s=float(rest_s[taken]),
-            recompute_s=queue_s + float(rest_s[ram]),
+            recompute_s=recompute_s,
             is_risky=is_risky,
-            saved_s=spared_s + queue_s,
+            saved_s=spared_s + credit_s,
             patiences_s=patiences_s,
             worth_s=worth_s,
+            tokens=forecast.tokens,
             is_busy=text.is_engine_busy,
-            chunk_tokens=text.chunk_tokens,
             queued_s=text.queued_s,
         )
 
@@ -385,12 +400,13 @@ class CostModel:
         return 0
 
 
-def _whole(chunks: int, ram: int, waits: Mapping[Tier, Seconds], chunk_s: float) -> Choice:
-    """Take all: lower tiers have nothing, or computing has no known cost; it is assumed to take `chunk_s` per chunk."""
+def _whole(ram: int, waits: Mapping[Tier, Seconds], tokens: npt.NDArray[np.int64]) -> Choice:
+    """Take all: lower tiers have nothing, or computing has no known cost, and one is assumed."""
+    chunks = len(tokens) - 1
     tier = _slowest(waits, chunks)
     load_s = float(waits[tier][chunks]) if tier else 0.0
-    saved_s = np.maximum(np.arange(chunks + 1) - ram, 0) * chunk_s
-    return Choice(chunks, 0, tier, load_s, 0.0, 0.0, False, saved_s, saved_s + RESERVE * BOUND_S, saved_s)
+    saved_s = np.maximum(tokens - tokens[ram], 0) / _UNKNOWN_TOKENS_PER_S
+    return Choice(chunks, 0, tier, load_s, 0.0, 0.0, False, saved_s, saved_s + RESERVE * BOUND_S, saved_s, tokens)
 
 
 def _slowest(waits: Mapping[Tier, Seconds], taken: int) -> Tier | None:
@@ -414,8 +430,3 @@ def _sums(values: Sequence[int], lengths: Sequence[int]) -> npt.NDArray[np.int64
     out = np.zeros(sum(lengths) + 1, np.int64)
     np.cumsum(np.repeat(np.array(values, np.int64), lengths), out=out[1:])
     return out
-
-
-def _estimate(speed: TierSpeed) -> TierEstimate:
-    latency_s, per_byte_s = speed.fit.rates
-    return TierEstimate(latency_s, 1 / per_byte_s if per_byte_s else 0.0, speed.factor, speed.queued_bytes)

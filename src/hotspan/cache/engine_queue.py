@@ -26,12 +26,14 @@ class Step(NamedTuple):
     """One that was scheduled.
 
     scheduled: tokens in it. tokens: of prompts, computed in it. context: the sum, over these, of how many stand before.
+    aside_s:   what it takes besides computing tokens.
     """
 
     begun_s: float
     scheduled: int
     tokens: int
     context: int
+    aside_s: float = 0.0
 
 
 class EngineQueue:
@@ -93,6 +95,13 @@ class EngineQueue:
         """The step that was scheduled last does also what is not known here: nothing is learnt from its time."""
         self._steps[-1] = self._steps[-1]._replace(scheduled=0)
 
+    def deduct(self, seconds: float) -> None:
+        """The step that was scheduled last also runs an encoder for about so long; 0: unknown, nothing is learnt."""
+        if self._steps and not seconds:
+            self.disregard()
+        elif self._steps:
+            self._steps[-1] = self._steps[-1]._replace(aside_s=seconds)
+
     def end(self) -> None:
         """The output of the oldest step is there."""
         if not self._steps:
@@ -101,7 +110,7 @@ class EngineQueue:
         if step.scheduled:
             took_s = now_s - max(step.begun_s, self._ended_s)  # one scheduled ahead began when the last one ended
             if step.tokens:
-                self._cost.observe_step(step.tokens, step.context, took_s)
+                self._cost.observe_step(step.tokens, step.context, took_s - step.aside_s)
             else:
                 self._last_s = took_s
             self._note_busy(took_s, now_s - self._ended_s)
@@ -144,7 +153,8 @@ class EngineQueue:
 
         waiting: requests that wait for tiers.
         """
-        others = len(self._waiting) + len(self._prompts) - (request_id in self._waiting) - waiting
+        is_here = request_id in self._waiting or request_id in self._prompts
+        others = len(self._waiting) + len(self._prompts) - is_here - waiting
         now_s = self._clock.monotonic()
         waited_s = now_s - self._waiting.get(request_id, now_s)
         return Text(

@@ -108,7 +108,7 @@ class Reader:
     risk_s:     how long with trust beyond the bound; None if not asked for, 0 if there is no trust.
     plan:       the cost model's choice, until it is settled.
     cut:        the wait is over: what is not in RAM is a MISS. cut_by: why, where something went wrong.
-    refused:    chunks that a settled plan chose to compute.
+    refused:    chunks that a settled plan chose to compute. lost_s, plain_s: as in `Text`, by the last settled plan.
     promoted:   by chunk, the tier that it was promoted from.
     """
 
@@ -130,6 +130,8 @@ class Reader:
     cut: bool = False
     cut_by: CutBy | None = None
     refused: frozenset[ChunkKey] = frozenset()
+    lost_s: float = 0.0
+    plain_s: float = 0.0
     promoted: dict[ChunkKey, Tier] = field(default_factory=dict)
 
     def terms_at(self, index: int) -> Terms:

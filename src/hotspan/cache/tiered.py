@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from hotspan.cache.choice import Text
 from hotspan.cache.cost import CostModel
+from hotspan.cache.decisions import Decisions
 from hotspan.cache.entry import Entry, Reader, State
 from hotspan.cache.lower import LowerTiers
 from hotspan.cache.prefetch import Prefetches, by_longest
@@ -104,7 +105,12 @@ class TieredCache:
 
         groups: the chunks of the text by KV cache group, that of which a chain is cut first.
         """
-        return self._waits.choose(groups, reader, text)
+        return self._waits.decisions.choose(groups, reader, text)
+
+    @property
+    def decisions(self) -> Decisions:
+        """What a request's encoder outputs and windows are decided by, as `choose` decides about its chunks."""
+        return self._waits.decisions
 
     def lookup(self, chunk: Chunk, reader: Reader) -> Lookup:
         """Where one chunk of the reader's chain stands; starts its promotion if it lies in a lower tier.

@@ -3,15 +3,13 @@
 It waits for tiers to say what they have, for room in RAM, and for chunks that a lower tier reads into RAM.
 """
 
-from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import dataclass
 from typing import Literal
 
-from hotspan.cache.choice import Run, Text
 from hotspan.cache.cost import CostModel
-from hotspan.cache.entry import CutBy, Entry, Plan, Reader, State
+from hotspan.cache.decisions import Decisions
+from hotspan.cache.entry import CutBy, Entry, Reader, State
 from hotspan.cache.lower import LowerTiers
 from hotspan.cache.ram import RamTier
 from hotspan.cache.stats import CacheStats
@@ -21,9 +19,6 @@ from hotspan.core.types import Chunk, ChunkKey, Lookup, Tier
 from hotspan.tiers.base import Transfer
 from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.pace import Pace
-
-_HANGS_S = 1.0
-"""A tier that takes longer to say what it has, and moves nothing meanwhile, is late although nobody waits for it."""
 
 _QUEUE_PATIENCE = 20
 """Without a cost model: how many times longer a request waits in the queue while others' chunks land."""
@@ -61,6 +56,7 @@ class Waits:
         self._clock = clock
         self._patience_s = patience_s
         self._landed_s = 0.0
+        self.decisions = Decisions(ram, lower, clock, cost, self.promote)
         self._promoting: dict[ChunkKey, _Promotion] = {}
         self._readers: dict[ChunkKey, list[Reader]] = {}  # of chunks that are on their way to RAM
         self._waiters: set[Reader] = set()
@@ -130,43 +126,6 @@ class Waits:
         return entry
 
     # -- a request ---------------------------------------------------------------------------------------------------
-
-    def choose(self, groups: Sequence[Sequence[Chunk]], reader: Reader, text: Text) -> bool:
-        """Decide what a request is to load; False while a tier has yet to say what it has, and may.
-
-        groups: the chunks of its text by KV cache group, that of which a chain is cut first.
-        """
-        if reader.plan is not None or self._cost is None:
-            return True
-        now_s = self._clock.monotonic()
-        began_s = reader.since_s = reader.since_s if reader.since_s is not None else now_s
-        text = replace(text, queued_s=max(text.waited_s - reader.held_s - (now_s - began_s), 0.0))
-        first = text.gpu_tokens // text.chunk_tokens
-        awaited = self._awaited(groups, first, reader)
-        if awaited is not None and self._may_ask(awaited, reader, text, now_s - began_s):
-            reader.is_asking = True
-            return False
-        reader.is_asking = False
-        for tier in self._lower.asked(awaited) if awaited is not None else []:
-            if reader.risk_s or reader.asks_s:
-                tier.late(began_s)
-            elif tier.storage.answer_s > _HANGS_S:
-                tier.late(now_s - tier.storage.answer_s)
-        if awaited is not None and groups:
-            unknown = sum(self._is_unknown(chunk.key) for chunk in groups[0][first:])
-            self._cost.note_unanswered(text, unknown * text.chunk_tokens)
-        chain = groups[0][first:] if groups else []
-        for writer, chunks in self._lower.writing().items():
-            self._cost.note_stores(writer, chunks, self._ram.slab.slot_bytes)
-        choice = self._cost.cut(text, self._runs(chain, len(groups)))
-        refused = frozenset(chunk.key for chunk in chain[choice.chunks :])
-        reader.plan = Plan(choice, chain, refused, began_s, now_s, bool(reader.risk_s), awaited is None)
-        reader.asks_s = reader.risk_s = None
-        self._advance(reader.plan)
-        for chunk in chain[choice.chunks : choice.chunks + choice.probe]:
-            if chunk.key not in self._ram.entries:
-                self.promote(chunk)
-        return True
 
     def is_late(self, reader: Reader) -> bool:
         """Whether a request has waited long enough.
@@ -244,7 +203,7 @@ class Waits:
             if not reader.waiting:
                 self._waiters.discard(reader)
             if reader.plan is not None:
-                self._advance(reader.plan, ended_s)
+                self.decisions.advance(reader.plan, ended_s)
                 if not reader.waiting:
                     self._end(reader, reader.plan.landed_s)
 
@@ -292,56 +251,10 @@ class Waits:
             ended_s = plan.ended_s if plan.ended_s is not None else self._clock.monotonic()
             reader.held_s += ended_s - plan.began_s
             waited_s, asked_s = ended_s - plan.chosen_s, plan.chosen_s - plan.began_s
+            reader.lost_s, reader.plain_s = plan.choice.lost_s(waited_s + asked_s, plan.landed), plan.choice.recompute_s
             waited_s = 0.0 if plan.is_crowded else waited_s
             cut: Literal["late", "room"] | None = None
             if reader.cut:
                 cut = "room" if plan.is_crowded else "late"
             risked = plan.risked and plan.answered
             self._cost.settle(plan.choice, waited_s, plan.landed, asked_s=asked_s, risked=risked, cut=cut)
-
-    def _may_ask(self, awaited: ChunkKey, reader: Reader, text: Text, waited_s: float) -> bool:
-        """Whether a request may go on to wait for the answer about a chunk."""
-        if self._cost is None:
-            return False
-        if reader.asks_s is None:
-            reader.asks_s = self._cost.asking_s(text, self._lower.answer_s(awaited))
-        if reader.asks_s and waited_s <= reader.asks_s:
-            return True
-        if reader.risk_s is None:
-            reader.risk_s = self._cost.risk_s(text, self._lower.answer_s(awaited))
-        return reader.risk_s > 0 and waited_s <= reader.risk_s
-
-    def _advance(self, plan: Plan, ended_s: float = 0.0) -> None:
-        """Count what has landed of its chain; the last of it at `ended_s`, or (0) now."""
-        before = plan.landed
-        while plan.landed < len(plan.chain) and self._is_ready(plan.chain[plan.landed]):
-            plan.landed += 1
-        if plan.landed > before:
-            plan.landed_s = max(plan.landed_s, ended_s or self._clock.monotonic())
-
-    def _is_ready(self, chunk: Chunk) -> bool:
-        entry = self._ram.entries.get(chunk.key)
-        return entry is not None and entry.state is State.READY
-
-    def _awaited(self, groups: Sequence[Sequence[Chunk]], first: int, reader: Reader) -> ChunkKey | None:
-        """A chunk of which no tier has said yet whether it has it; the last one is looked at first."""
-        if reader.awaited is not None and self._is_unknown(reader.awaited):
-            return reader.awaited
-        unknown = (chunk.key for chunks in groups for chunk in chunks[first:] if self._is_unknown(chunk.key))
-        reader.awaited = next(unknown, None)
-        return reader.awaited
-
-    def _is_unknown(self, key: ChunkKey) -> bool:
-        return key not in self._ram.entries and self._lower.find(key) is None and bool(self._lower.asked(key))
-
-    def _runs(self, chain: Sequence[Chunk], groups: int) -> list[Run]:
-        """Where the chunks of a chain lie, up to the first that is nowhere; each stands for those of all groups."""
-        tiers: list[Tier] = []
-        for chunk in chain:
-            entry = self._ram.entries.get(chunk.key)
-            source = None if entry is not None and entry.state is not State.PROMOTING else self._lower.find(chunk.key)
-            if entry is None and source is None:
-                break
-            tiers.append(source.tier if source is not None else Tier.RAM)
-        size = self._ram.slab.slot_bytes * groups
-        return [Run(tier, len(list(run)), size) for tier, run in groupby(tiers)]

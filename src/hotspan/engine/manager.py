@@ -155,7 +155,11 @@ class HotspanManager(StepWaits, OffloadingManager):
         record = self._records.get(request.request_id)
         if self.blending is None or record is None:
             return 0
-        return self.blending.match(request, record, kept_tokens, loaded_tokens)
+        text = None
+        if self.steps is not None:
+            prompt, waiting = request.num_prompt_tokens, self.cache.waiting
+            text = self.steps.text(request.request_id, prompt, self.chunk_tokens, kept_tokens, waiting=waiting)
+        return self.blending.match(request, record, kept_tokens, loaded_tokens, text)
 
     @netted(lambda: None)
     def note_answer(self, request_id: str) -> None:

@@ -9,7 +9,7 @@ from vllm.v1.kv_offload.base import (
     OffloadingMetricMetadata,
 )
 
-from hotspan.cache.cost import CostReport
+from hotspan.cache.cost_report import CostReport
 from hotspan.cache.rates import Accuracy
 from hotspan.cache.refusals import Refused
 from hotspan.cache.stats import CacheStats

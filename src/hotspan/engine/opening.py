@@ -108,15 +108,16 @@ def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -
         chain = next((group for group in groups if group.is_chain), None)
         has_events = config.kv_events_config is not None and config.kv_events_config.enable_kv_cache_events
         has_outputs = keeps_outputs(settings, config) and not spec.is_over_hosts
+        steps = None if cost is None else StepWatch(cost, config.scheduler_config.max_num_batched_tokens, clock)
         manager = HotspanManager(
             cache,
             Admission(settings, namespace, groups, largest, keyring, clock),
             GpuPrefixes(len(kv_cache.kv_cache_groups), largest // spec.tokens_per_hash, spec.tokens_per_hash),
             chunk_tokens,
             clock,
-            steps=None if cost is None else StepWatch(cost, config.scheduler_config.max_num_batched_tokens, clock),
+            steps=steps,
             blending=_blending(settings, cache, config, groups),
-            outputs=EncoderOutputs(cache, clock, _patience_s(settings)) if has_outputs else None,
+            outputs=EncoderOutputs(cache, clock, _patience_s(settings), steps) if has_outputs else None,
             events=ChunkEvents(cache, chain) if chain is not None and has_events else None,
             tracing=_tracing(cache, config, clock),
             rhythm=Rhythm(clock, cache.stats) if settings.prefetch_sessions else None,

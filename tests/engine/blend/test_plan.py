@@ -134,9 +134,9 @@ def test_what_is_no_prompt_is_refused(prompt: int, exact: int, share: float) -> 
         plan_spans(prompt, exact, [], PACE, share)
 
 
-@pytest.mark.parametrize(("loaded", "wait_s", "pays"), [(0, 0.0, True), (700, 0.0, False), (0, 0.08, False)])
-def test_a_prefix_in_the_tiers_and_windows_far_away_count(loaded: int, wait_s: float, pays: bool) -> None:
-    """Blending competes with what loading the exact prefix leaves to compute, and pays for its own loads."""
+@pytest.mark.parametrize(("loaded", "pays"), [(0, True), (700, False)])
+def test_a_prefix_in_the_tiers_counts(loaded: int, pays: bool) -> None:
+    """Blending competes with what loading the exact prefix leaves to compute. What its own loads cost: test_cost.py."""
     windows = found(100, 356, 612)
-    plan = plan_spans(1000, 0, windows, Pace(0.0, 1e-4, 0.0, 1e-6), 0.1, loaded_tokens=loaded, wait_s=wait_s)
+    plan = plan_spans(1000, 0, windows, Pace(0.0, 1e-4, 0.0, 1e-6), 0.1, loaded_tokens=loaded)
     assert isinstance(plan, SpanPlan) == pays

@@ -28,8 +28,10 @@ def server() -> MemoryServer:
 class Replica(Levels):
     """A replica that blends."""
 
-    def __init__(self, server: MemoryServer, name: str = "a", *, keyer: ChunkKeyer = KEYER) -> None:
-        super().__init__(server, name, ram=32, disk=32)
+    def __init__(
+        self, server: MemoryServer, name: str = "a", *, keyer: ChunkKeyer = KEYER, cost: CostModel | None = None
+    ) -> None:
+        super().__init__(server, name, ram=32, disk=32, cost=cost)
         self.scheduler = Scheduler(self.cache, clock=self.clock, keyer=keyer)
 
     def learn(self) -> None:
@@ -169,17 +171,19 @@ def test_a_tier_that_hangs_costs_a_bounded_wait(replicas: list[Replica], server:
 
 
 def test_what_computing_beats_is_not_loaded(replicas: list[Replica], server: MemoryServer) -> None:
-    """A disk that was measured to be slow: nothing is asked of it, and nothing is waited for."""
-    replicas.append(replicas[0].restarted(server))
+    """A disk that was measured to be slow: nothing is waited for; as of chunks, one load looks whether it still is."""
+    cost = CostModel(1024, {Tier.DISK: 1, Tier.L2: 1}, server.clock)
+    replicas.append(replicas[0].restarted(server, cost=cost))
     one = replicas[1]
-    one.cache.cost = cost = CostModel(1024, {Tier.DISK: 1, Tier.L2: 1}, one.clock)
     for _ in range(8):
         cost.observe_step(100, 5000, 0.01)
         cost.begin_load(Tier.DISK, 4096)
         one.clock.advance(1.0)
         cost.end_load(Tier.DISK, 4096, 1.0)
-    assert one.claimed(one.scheduler.request(1, 0)) == 0
-    assert not one.disk.flights and one.cache.stats.blends == {"little_saved": 1}
+    request = one.scheduler.request(1, 0)
+    assert one.scheduler.match(request) == 0 and one.cache.stats.blends == {"little_saved": 1}
+    assert len(one.disk.flights) == 1 and cost.report().probed == 1
+    one.scheduler.blending.end(request.request_id)
 
 
 def test_a_replica_that_only_allows_blending_asks_for_who_asks(server: MemoryServer) -> None:

@@ -7,26 +7,26 @@ arrives --match--> ordinary                             what is seen a second ti
 import logging
 import os
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
-from hotspan.cache.choice import BOUND_S, BOUND_SHARE, RESERVE
+from hotspan.cache.choice import Text
 from hotspan.cache.entry import Reader
 from hotspan.cache.tiered import TieredCache
 from hotspan.config.settings import BlendSettings
 from hotspan.core.clock import Clock, SystemClock
-from hotspan.core.directives import BlendDirective
 from hotspan.core.namespace import ChunkKeyer
 from hotspan.core.types import ChunkKey
 from hotspan.engine.blend.agreement import Checks
 from hotspan.engine.blend.index import Found, WindowIndex
 from hotspan.engine.blend.isolation import NONCE_BYTES, isolated
 from hotspan.engine.blend.orders import BlendJob, Orders, Piece, Report, Selection, Speed, StoreJob
-from hotspan.engine.blend.plan import Pace, Refusal, SpanPlan, plan_spans
+from hotspan.engine.blend.plan import Pace, Refusal, SpanPlan
+from hotspan.engine.blend.planner import Planner, Prompt, selection
 from hotspan.engine.blend.runs import Run, token_count
 from hotspan.engine.blend.selectors import Selector
 from hotspan.engine.blend.store import WindowStore
@@ -45,32 +45,21 @@ _MIN_BUDGET = 128
 _IDLE_CHECK, _BUSY_CHECK = 512, 64
 """Tokens at most that a step computes of checks, in an engine that has nothing else to do, and in one that has."""
 
-_DEFAULT_MODE = Selector.FIRST_K
-"""Of requests that ask for blending, and do not say how, where only these are blended."""
-
 _MAX_FAILURES = 3
 """Blends in a row that may fail before blending is off."""
 
 
 @dataclass(slots=True)
-class _Request:
+class _Request(Prompt):
     """What is known of one request from its look-up to its end.
 
-    windows:  in its prompt, those noted for the first time among them. to_store: those that are seen again.
-    reader:   waits for windows, and holds them in RAM from the plan to the load.
-    since_s:  when it was first looked at (monotonic).
-    chosen:   what it would be with all that it waits for, once that is decided. plan: what it will be.
+    to_store: windows in its prompt that are seen again.
+    plan:     what it will be.
     job:      its number, once it is blended. report: what its answer says of that, once that is complete.
     is_settled: it is not looked at again.
     """
 
-    record: RequestRecord
-    tokens: Tokens
-    windows: list[Found]
-    to_store: list[Found]
-    reader: Reader
-    since_s: float
-    chosen: SpanPlan | None = None
+    to_store: list[Found] = field(default_factory=list)
     plan: SpanPlan | None = None
     job: int | None = None
     report: dict[str, Any] | None = None
@@ -109,12 +98,12 @@ class Blending:
         separators: Sequence[Sequence[int]] = (),
         clock: Clock | None = None,
     ) -> None:
-        self.pace: Pace | None = None
         self.off: str | None = None
         self.index = WindowIndex(chunk_tokens)
         self.checks = Checks(settings.check_every, settings.min_agreement, block_tokens, cache.stats)
         self._store = WindowStore(cache)
         self._clock = clock or SystemClock()
+        self._planner = Planner(settings, cache, self._store, chunk_tokens, block_tokens, self._clock)
         self._settings = settings
         self._cache = cache
         self._block_tokens = block_tokens
@@ -128,6 +117,10 @@ class Blending:
         self._jobs = 0
         self._failures = 0
 
+    @property
+    def pace(self) -> Pace | None:
+        return self._planner.pace
+
     # -- a request -----------------------------------------------------------------------------------------------------
 
     def ask(self, request: Request, record: RequestRecord) -> None:
@@ -138,12 +131,20 @@ class Blending:
                 runs = [run for each in sections(tokens, self._separators) for run in windows(each, self.index.width)]
                 self._store.ask([_named(keyer, tokens[run.start : run.stop]) for run in runs], record.terms)
 
-    def match(self, request: Request, record: RequestRecord, kept_tokens: int, loaded_tokens: int) -> int | None:
+    def match(
+        self,
+        request: Request,
+        record: RequestRecord,
+        kept_tokens: int,
+        loaded_tokens: int,
+        text: Text | None = None,
+    ) -> int | None:
         """Tokens behind the exact prefix that are claimed; 0 for a request that is not blended. May be asked again.
 
         None: windows are on their way to RAM, or a tier has yet to say whether it has them; ask again later.
 
         kept_tokens: in the engine's own prefix cache. loaded_tokens: behind these, exact, in the tiers.
+        text:        as the cost model sees the prompt now; None: as in an engine that has nothing else to do.
         """
         if self.off is not None or self.pace is None:
             return 0
@@ -153,13 +154,15 @@ class Blending:
         if known is None or known.job is not None or known.is_settled or not self._is_asked_for(record):
             return 0
         if known.plan is not None:  # the engine had no room for it: what it is now may be something else
-            self._cache.release(known.reader)
-            known.chosen = known.plan = None
-        planned = self._plan(request, known, kept_tokens, loaded_tokens)
+            self._planner.release(known)
+            known.plan = None
+        text = text or Text(len(known.tokens), self.index.width, kept_tokens)
+        planned = self._planner.plan(known, len(request.block_hashes), kept_tokens, loaded_tokens, text)
         if isinstance(planned, Refusal):
-            self._cache.release(known.reader)
+            is_chosen = known.chosen is not None
+            self._planner.release(known)
             known.is_settled = True
-            if known.chosen is not None or any(map(self._store.is_there, known.windows)):
+            if is_chosen or any(map(self._store.is_there, known.windows)):
                 self._cache.stats.blends[planned.value] += 1
             return 0
         known.plan = planned
@@ -174,7 +177,7 @@ class Blending:
         known.plan, known.is_settled = None, True
         self._cache.release(known.record)  # a prefix that it might have loaded
         keys = [reuse.window.key for reuse in plan.reused]
-        chosen = self._selection(known.record)
+        chosen = self._selection_of(known.record)
         computed = plan.recomputed(self._selected(plan) if chosen.selector is Selector.FIRST_K else ())
         counts = {"reused": plan.reused_tokens, "recomputed": token_count(computed) - token_count(plan.fresh)}
         loading = _Loading(request.request_id, keys, counts | {"fresh": token_count(plan.fresh)})
@@ -209,7 +212,7 @@ class Blending:
         known = self._requests.get(request_id)
         if known is None:
             return
-        known.chosen, known.plan, known.is_settled = None, None, True
+        known.plan, known.is_settled = None, True
         self._new_jobs = [job for job in self._new_jobs if job.request_id != request_id]
         if known.job is not None and (loading := self._loading.get(known.job)) is not None:
             while loading.keys:
@@ -219,7 +222,7 @@ class Blending:
         if known.job is not None:
             self.checks.drop(known.job)
         known.job = None
-        self._cache.release(known.reader)
+        self._planner.release(known)
 
     def end(self, request_id: str) -> dict[str, Any] | None:
         """A request ended, or was aborted. If it raises, call it again.
@@ -276,7 +279,7 @@ class Blending:
         if report.off is not None:
             self._turn_off(report.off)
         if report.speed is not None and self.off is None:
-            self.pace, stats.is_blending = _pace(report.speed), True
+            self._planner.pace, stats.is_blending = _pace(report.speed), True
             logger.warning("blending_on mode=%s: answers of blended requests are approximate", self._settings.mode)
         stats.blend_seconds += report.seconds
         report.off, report.speed, report.seconds = None, None, 0.0
@@ -355,7 +358,7 @@ class Blending:
         self._cache.stats.blends["failed" if is_failed else "cancelled" if is_cancelled else "blended"] += 1
         self._failures = self._failures + 1 if is_failed else 0
         if known is not None and not is_cancelled and not is_failed:
-            known.report = {"mode": self._selection(known.record).selector.value, **job.tokens}
+            known.report = {"mode": self._selection_of(known.record).selector.value, **job.tokens}
             self._cache.stats.blended_tokens.update(job.tokens)
         else:
             self.checks.drop(number)
@@ -373,7 +376,7 @@ class Blending:
         found = sorted([*seen.known, *seen.noted], key=lambda each: each.run)
         to_store = [each for each in seen.known if each.run.start >= exact_tokens and not self._store.is_there(each)]
         reader = Reader(terms=record.terms, bare_terms=record.terms)
-        known = _Request(record, tokens, found, to_store, reader, self._clock.monotonic())
+        known = _Request(record, tokens, found, reader, self._clock.monotonic(), to_store=to_store)
         self._requests[request.request_id] = known
         if self._is_asked_for(record):
             self._store.ask([each.window.key for each in found], record.terms)
@@ -384,77 +387,8 @@ class Blending:
             return record.blend is not False
         return self._settings.mode != "allowed"
 
-    def _plan(self, request: Request, known: _Request, kept: int, loaded: int) -> SpanPlan | Refusal | None:
-        """Plan with the windows that are in RAM, once those worth waiting for are there, or late; None until then."""
-        waited_s = self._clock.monotonic() - known.since_s
-        if known.chosen is None:
-            if waited_s <= self._patience_s(known, kept) / 2 and self._store.is_asking(known.windows):
-                return None
-            chosen = self._choice(request, known, kept, loaded)
-            if isinstance(chosen, Refusal):
-                return chosen
-            known.chosen = chosen
-        wanted = {reuse.window.key for reuse in known.chosen.reused}
-        windows = [found for found in known.windows if found.window.key in wanted]
-        there, are_others_coming = self._store.look_up(windows, known.reader)
-        earned_s = RESERVE * (known.chosen.full_s - known.chosen.blended_s) * len(there) / len(windows)
-        if are_others_coming and waited_s <= self._patience_s(known, kept) + max(0.0, earned_s):
-            return None
-        return self._planned(request, known, there, kept, loaded)
-
-    def _choice(self, request: Request, known: _Request, kept: int, loaded: int) -> SpanPlan | Refusal:
-        """What is predicted to be fastest: with all windows that the tiers have, or with those in RAM, or neither."""
-        there = [found for found in known.windows if self._store.is_there(found)]
-        in_ram = [found for found in there if self._store.is_in_ram(found)]
-        ways = [self._planned(request, known, in_ram, kept, loaded)]
-        if len(there) > len(in_ram):
-            ways.append(self._planned(request, known, there, kept, loaded, self._store.load_s(there)))
-        plans = [way for way in ways if isinstance(way, SpanPlan)]
-        return min(plans, key=lambda plan: plan.blended_s) if plans else ways[-1]
-
-    def _planned(
-        self, request: Request, known: _Request, found: list[Found], kept: int, loaded: int, wait_s: float = 0.0
-    ) -> SpanPlan | Refusal:
-        """How to blend a prompt with these windows, or why not to."""
-        chosen, pace = self._selection(known.record), self._measured()
-        planned = plan_spans(
-            len(known.tokens),
-            kept,
-            found,
-            pace,
-            min(1.0, chosen.ratio),
-            min_tokens=self._settings.min_tokens,
-            loaded_tokens=loaded,
-            wait_s=wait_s,
-            fresh_passes=1 + (chosen.needs_probe and chosen.selector is Selector.QUERY),
-            check_layer=chosen.check_layer if chosen.needs_probe else 0,
-        )
-        if isinstance(planned, SpanPlan) and planned.first_approximate // self._block_tokens >= len(
-            request.block_hashes
-        ):
-            return Refusal.FEW_TOKENS  # the block of the first approximate token has no name yet
-        return planned
-
-    def _measured(self) -> Pace:
-        """The speeds: of computing as the cost model has learnt it, else as the self-test measured it."""
-        assert self.pace is not None  # nothing is planned before
-        rates = self._cache.cost.prefill_rates if self._cache.cost is not None else None
-        return self.pace if rates is None else Pace(*rates, self.pace.move_s, self.pace.layers)
-
-    def _patience_s(self, known: _Request, kept: int) -> float:
-        """How long a request may wait for windows while none is there: as for chunks (cache/cost.py)."""
-        full_s = self._measured().compute_s([Run(kept, len(known.tokens))])
-        return RESERVE * (BOUND_SHARE * full_s + BOUND_S)
-
-    def _selection(self, record: RequestRecord) -> Selection:
-        """What chooses the tokens of a request that are computed again, and the share that it chooses."""
-        asked = record.blend if isinstance(record.blend, BlendDirective) else BlendDirective()
-        configured = _DEFAULT_MODE if self._settings.mode == "allowed" else self._settings.mode
-        selector = Selector(asked.mode or configured)
-        if selector is Selector.FIRST_K:
-            return Selection(selector, self._settings.first_k / self.index.width)
-        ratio = self._settings.recompute_ratio if asked.recompute_ratio is None else asked.recompute_ratio
-        return Selection(selector, ratio, asked.check_layer or self._settings.check_layer)
+    def _selection_of(self, record: RequestRecord) -> Selection:
+        return selection(self._settings, self.index.width, record)
 
     def _selected(self, plan: SpanPlan) -> list[int]:
         """The reused tokens that are computed again: the first of each run of windows that lay side by side before."""

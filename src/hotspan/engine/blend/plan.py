@@ -137,7 +137,6 @@ def plan_spans(
     *,
     min_tokens: int = MIN_REUSED_TOKENS,
     loaded_tokens: int = 0,
-    wait_s: float = 0.0,
     fresh_passes: int = 1,
     check_layer: int = 0,
 ) -> SpanPlan | Refusal:
@@ -148,7 +147,6 @@ def plan_spans(
     recompute_share: of the reused tokens that the selector will choose.
     min_tokens:      fewer reused tokens are not worth it.
     loaded_tokens:   behind the exact tokens, that the tiers have and that are computed if the prompt is blended.
-    wait_s:          predicted, until those of the windows are in RAM that are not.
     fresh_passes:    how often what is fresh is computed: a selector may need it first.
     check_layer:     up to which everything is computed before tokens are selected; 0: nothing is.
     Raises: ValueError for a share that is none, or for more exact tokens than there are.
@@ -165,8 +163,7 @@ def plan_spans(
     fresh = without(claimed, [reuse.run for reuse in reused])
     full_s = pace.compute_s([Run(min(claimed.start + loaded_tokens, claimed.stop), claimed.stop)])
     blended_s = (
-        wait_s
-        + fresh_passes * pace.compute_s(fresh)
+        fresh_passes * pace.compute_s(fresh)
         + recompute_share * (pace.compute_s([reuse.run for reuse in reused]) - pace.step_s)
         + pace.probe_share(check_layer) * full_s
         + pace.move_s * tokens

@@ -48,19 +48,6 @@ class WindowStore:
         """Whether RAM has it."""
         return Tier.RAM in self.cache.where(found.window.key)
 
-    def load_s(self, found: Iterable[Found]) -> float:
-        """Predicted seconds until all these are in RAM; 0 where nothing predicts it."""
-        if self.cache.cost is None:
-            return 0.0
-        counts: dict[Tier, int] = {}
-        for key in {each.window.key for each in found}:
-            tiers = self.cache.where(key)
-            if tiers and Tier.RAM not in tiers:
-                source = Tier.DISK if Tier.DISK in tiers else Tier.L2
-                counts[source] = counts.get(source, 0) + 1
-        size = self.cache.ram.slab.slot_bytes
-        return max((self.cache.cost.load_s(tier, count, size) for tier, count in counts.items()), default=0.0)
-
     def look_up(self, found: Sequence[Found], reader: Reader) -> tuple[list[Found], bool]:
         """Those of some windows that are in RAM, and held there for the reader; whether others are on their way."""
         answers = [self.cache.lookup(Chunk(each.window.key, None), reader) for each in found]

@@ -10,6 +10,10 @@ vLLM asks in each step, for each request with media (engine/encoder/connector.py
 
 An output is one object: a chunk without ancestors, in a slot like any other (engine/encoder/slots.py). The tiers keep,
 verify, expire and forget it as they do KV. What is larger than a slot is not kept.
+
+Which outputs of a request are loaded from lower tiers, and how long it waits for them, is decided once for all of them,
+by the cost model that has decided about its chunks, and within what that left of the request's bound. Without a model a
+request waits as long as a fixed patience, or as encoding takes if that is more.
 """
 
 from dataclasses import dataclass, field
@@ -17,6 +21,8 @@ from dataclasses import dataclass, field
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 
+from hotspan.cache.choice import Part, Text
+from hotspan.cache.engine_queue import EngineQueue
 from hotspan.cache.entry import Reader
 from hotspan.cache.tiered import TieredCache
 from hotspan.config.settings import CacheSettings
@@ -54,24 +60,33 @@ def keeps_outputs(settings: CacheSettings, config: VllmConfig) -> bool:
 class _Medium:
     """One medium of a request.
 
+    reader: holds it in RAM from the end of the request's wait to the load. source: where it was found.
     rows: embeddings of its output. end: the prompt's tokens up to the end of its last place.
-    since_s: since when the request waits for it (monotonic); None if it does not.
+    is_settled: the request waits for it no longer.
     """
 
     chunk: Chunk
     reader: Reader
     rows: int
     end: int
-    since_s: float | None = None
+    source: Tier = Tier.RAM
+    is_settled: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A request with media, by vLLM's identifiers. end: the prompt's tokens up to the end of the last one."""
+    """A request with media, by vLLM's identifiers.
+
+    end:     the prompt's tokens up to the end of the last one. reader: waits for them, and has the plan.
+    since_s: since when the request waits (monotonic); None if it does not. is_decided: what to load, for this wait.
+    """
 
     record: RequestRecord
     media: dict[str, _Medium]
     end: int
+    reader: Reader
+    since_s: float | None = None
+    is_decided: bool = False
 
 
 @dataclass(slots=True)
@@ -112,10 +127,12 @@ class _Job:
 class EncoderOutputs:
     """Encoder outputs in a cache. One thread (the scheduler's) calls it.
 
-    patience_s: how long a request waits for one, or as long as encoding it takes if that is more.
+    patience_s: without a cost model: how long a request waits for one, or as long as encoding takes if that is more.
+    steps:      of a cache that decides what to load.
     """
 
-    def __init__(self, cache: TieredCache, clock: Clock, patience_s: float) -> None:
+    def __init__(self, cache: TieredCache, clock: Clock, patience_s: float, steps: EngineQueue | None = None) -> None:
+        self._steps = steps
         self._cache = cache
         self._clock = clock
         self._patience_s = patience_s
@@ -156,7 +173,10 @@ class EncoderOutputs:
             chunk = Chunk(keyer.output_key(feature.identifier), None)
             media[feature.identifier] = _Medium(chunk, reader, place.get_num_embeds(), end)
         if media:
-            self._requests[name] = _Waiting(record, media, max(medium.end for medium in media.values()))
+            reader = Reader(terms=record.terms, bare_terms=record.terms, renews=record.renews)
+            reader.is_patient = self._cache.cost is None
+            end = max(medium.end for medium in media.values())
+            self._requests[name] = _Waiting(record, media, end, reader)
             self._cache.ask([medium.chunk for medium in media.values()], record)
 
     def is_ready(self, name: str, computed_tokens: int) -> bool:
@@ -164,15 +184,18 @@ class EncoderOutputs:
         asked = self._asked = self._requests.get(name)
         if asked is None or computed_tokens >= asked.end:
             return True
-        awaited = [
-            self._is_awaited(medium)
+        needed = [
+            medium
             for identifier, medium in asked.media.items()
-            if medium.end > computed_tokens and identifier not in self._in_engine
+            if medium.end > computed_tokens and identifier not in self._in_engine and not medium.is_settled
         ]
-        if not any(awaited):
+        if not needed:
             return True
-        asked.record.is_answered = False  # it is asked again for this, not because the engine had no room
-        return False
+        if self._is_awaited(asked, needed, computed_tokens):
+            asked.record.is_answered = False  # it is asked again for this, not because the engine had no room
+            return False
+        self._settle(asked, needed)
+        return True
 
     def begin_load(self, identifier: str) -> bool:
         """Whether an output is in RAM for the request that was asked about last; it stays there until the step ends."""
@@ -183,7 +206,7 @@ class EncoderOutputs:
         key, reader = medium.chunk.key, medium.reader
         if key in self._begun:
             return True
-        self._cache.give_up(reader)
+        reader.cut = True
         if self._cache.lookup(medium.chunk, reader) is not Lookup.HIT:
             return False
         (slot,) = self._cache.begin_load([key], reader)
@@ -191,7 +214,7 @@ class EncoderOutputs:
         if shape is None:
             self._cache.end_load([key])
             return False
-        self._begun[key] = (slot, shape.bytes, reader.promoted.get(key, Tier.RAM))
+        self._begun[key] = (slot, shape.bytes, medium.source)
         return True
 
     def schedule(self, name: str, identifier: str) -> None:
@@ -215,7 +238,7 @@ class EncoderOutputs:
             job.orders.encoded_rows += medium.rows
             if asked.record.may_store and (self._max_rows is None or medium.rows <= self._max_rows):
                 self._store(identifier, medium)
-        medium.since_s, medium.reader.cut = None, False  # a preempted request begins anew
+        medium.is_settled = False  # a preempted request begins anew
 
     def forget_all(self) -> None:
         """Nothing of the requests that are here is kept any more."""
@@ -226,8 +249,10 @@ class EncoderOutputs:
     def forget(self, name: str) -> None:
         """A request ended."""
         ended = self._requests.pop(name, None)
-        for medium in ended.media.values() if ended is not None else ():
-            self._cache.release(medium.reader)
+        if ended is not None:
+            self._cache.release(ended.reader)
+            for medium in ended.media.values():
+                self._cache.release(medium.reader)
 
     # -- a step ----------------------------------------------------------------------------------------------------
 
@@ -244,6 +269,8 @@ class EncoderOutputs:
             return Orders()
         self._number += 1
         job.orders.number = self._number
+        if self._steps is not None and job.orders.encoded_rows:
+            self._steps.deduct(self._encode_s(job.orders.encoded_rows))
         self._jobs[self._number] = job
         self._next = _Job(Orders())
         return job.orders
@@ -252,8 +279,7 @@ class EncoderOutputs:
         """A step's orders were carried out."""
         job = self._jobs.pop(report.number)
         if report.encoder_s is not None and job.orders.encoded_rows:
-            measured = report.encoder_s / job.orders.encoded_rows
-            self._row_s += (measured - self._row_s) * (_NEWEST if self._row_s else 1.0)
+            self._note_speed(job.orders.encoded_rows, report.encoder_s)
         for identifier, size in report.stored.items():
             if not size:
                 rows = job.orders.stores[identifier][1] - 1
@@ -272,16 +298,59 @@ class EncoderOutputs:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _is_awaited(self, medium: _Medium) -> bool:
-        """Whether a request is to wait for an output: it is on its way to RAM, and not late."""
-        if self._cache.lookup(medium.chunk, medium.reader) is not Lookup.RETRY:
-            return False
+    def _is_awaited(self, asked: _Waiting, needed: list[_Medium], computed_tokens: int) -> bool:
+        """Whether a request is to wait for outputs: they are on their way to RAM, or may be somewhere, and not late."""
         now_s = self._clock.monotonic()
-        medium.since_s = now_s if medium.since_s is None else medium.since_s
-        if now_s - medium.since_s <= max(self._patience_s, medium.rows * self._row_s):
+        asked.since_s = now_s if asked.since_s is None else asked.since_s
+        if not asked.is_decided and not self._decide(asked, needed, computed_tokens):
             return True
-        self._cache.give_up(medium.reader)
-        return False
+        asked.is_decided = True
+        answers = [self._cache.lookup(medium.chunk, asked.reader) for medium in needed]
+        if Lookup.RETRY not in answers:
+            return False
+        if not asked.reader.is_patient:
+            return True  # until the plan is late, and the look-up ends with it
+        return now_s - asked.since_s <= max(self._patience_s, self._encode_s(sum(medium.rows for medium in needed)))
+
+    def _decide(self, asked: _Waiting, needed: list[_Medium], computed_tokens: int) -> bool:
+        """Decide which outputs are loaded; False while that has to wait for tiers that ask elsewhere."""
+        cost, decisions, request = self._cache.cost, self._cache.decisions, asked.record.request
+        if cost is None:
+            return True
+        prompt, rows = request.num_prompt_tokens, sum(medium.rows for medium in needed)
+        whole_s = self._encode_s(rows)
+        parts = [Part(medium.chunk, medium.rows, whole_s * medium.rows / rows) for medium in needed]
+        if self._steps is not None:
+            text = self._steps.text(request.request_id, prompt, 1, computed_tokens, waiting=self._cache.waiting)
+        else:
+            text = Text(prompt, 1, computed_tokens)
+        text = decisions.after(text, asked.record, asked.reader)
+        if not decisions.are_known(parts, asked.reader, text):
+            return False
+        decisions.weigh(parts, asked.reader, text, cost.prefill_s(computed_tokens, prompt), is_more=True)
+        return True
+
+    def _settle(self, asked: _Waiting, needed: list[_Medium]) -> None:
+        """A request waits no longer: what has come is held for it, and the rest is encoded."""
+        for medium in needed:
+            medium.is_settled = medium.reader.cut = True
+            self._cache.lookup(medium.chunk, medium.reader)
+            medium.source = asked.reader.promoted.get(medium.chunk.key, medium.source)
+        held_s = asked.reader.held_s
+        self._cache.release(asked.reader)
+        asked.record.held_s += asked.reader.held_s - held_s
+        asked.reader.cut, asked.since_s, asked.is_decided = False, None, False
+
+    def _encode_s(self, rows: int) -> float:
+        """To encode so many rows in one step; 0 while unknown."""
+        return self._cache.cost.encode_s(rows) if self._cache.cost is not None else rows * self._row_s
+
+    def _note_speed(self, rows: int, seconds: float) -> None:
+        """The encoder took so long for so many rows."""
+        if self._cache.cost is not None:
+            self._cache.cost.observe_encoding(rows, seconds)
+        else:
+            self._row_s += (seconds / rows - self._row_s) * (_NEWEST if self._row_s else 1.0)
 
     def _store(self, identifier: str, medium: _Medium) -> None:
         for placement in self._cache.begin_store([medium.chunk], medium.reader):
