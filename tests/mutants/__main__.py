@@ -16,11 +16,12 @@ import sys
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from tests.mutants.house import House, Outcome, preload
-from tests.mutants.mutate import Mutant, mutants
+from tests.mutants.mutate import Mutant, is_python, mutants
 
 ROOT = Path(__file__).parents[2]
 EQUIVALENT = Path(__file__).parent / "equivalent.json"
@@ -81,13 +82,20 @@ def chosen(mutant: Mutant, ran: list[Ran]) -> list[Ran]:
     return quick or found[:1]
 
 
-def drawn(each: int, seed: int) -> list[Mutant]:
-    """So many mutants of each package; the same ones for the same sources."""
+def drawn(each: int, seed: int, only: str = "") -> list[Mutant]:
+    """So many mutants of each package, the same ones for the same sources; with `only`, all whose names have it."""
     found: list[Mutant] = []
     for package in PACKAGES:
-        files = sorted((ROOT / "src" / "hotspan" / package).rglob("*.py"))
-        all_of = [mutant for file in files for mutant in mutants(str(file.relative_to(ROOT)), file.read_text())]
-        found += random.Random(f"{seed} {package}").sample(all_of, min(each, len(all_of)))
+        sources = {
+            str(file.relative_to(ROOT)): file.read_text()
+            for file in sorted((ROOT / "src" / "hotspan" / package).rglob("*.py"))
+        }
+        all_of = [mutant for path, source in sources.items() for mutant in mutants(path, source)]
+        if only:
+            found += [mutant for mutant in all_of if only in mutant.name and is_python(mutant, sources[mutant.path])]
+            continue
+        random.Random(f"{seed} {package}").shuffle(all_of)
+        found += islice((mutant for mutant in all_of if is_python(mutant, sources[mutant.path])), each)
     return found
 
 
@@ -136,8 +144,7 @@ def main() -> int:
     begun: dict[str, dict[str, Any]] = {}
     if given.rows and given.rows.exists():
         begun = {row["mutant"]: row for row in map(json.loads, given.rows.read_text().splitlines())}
-    picked = drawn(10**9 if given.only else given.each, given.seed)
-    picked = [each for each in picked if given.only in each.name]
+    picked = drawn(given.each, given.seed, given.only)
     preload()
     rows = []
     with House(ROOT) as house:

@@ -26,9 +26,10 @@ from tests.mutants.mutate import Mutant
 
 _COPIED = ("src", "tests", "kit", "docs", "docsite", "proofs", "benchmarks", "examples", "deploy")
 _PRELOADED = (
-    "pytest hypothesis xdist pytest_asyncio pydantic fastapi typer rich yaml jinja2 httpx uvicorn aiohttp numpy psutil "
-    "safetensors tokenizers plotly.graph_objects multiprocessing.pool concurrent.futures cryptography openai"
-).split()
+    *("pytest", "hypothesis", "xdist", "pytest_asyncio", "pydantic", "fastapi", "typer", "rich", "yaml", "jinja2"),
+    *("httpx", "uvicorn", "aiohttp", "numpy", "psutil", "safetensors", "tokenizers", "plotly.graph_objects"),
+    *("multiprocessing.pool", "concurrent.futures", "cryptography", "openai"),
+)
 _OWN = ("hotspan", "djl_python", "tests", "kit", "docsite", "proofs", "benchmarks")
 _POLL_S = 0.02
 

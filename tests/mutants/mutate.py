@@ -63,14 +63,14 @@ class Mutant:
 
 
 def mutants(path: str, source: str) -> list[Mutant]:
-    """All mutants of a module that are still Python, by their places."""
-    found = sorted(set(_Finder(path, source).found()), key=lambda each: (each.start, each.end, each.after))
-    return [each for each in found if _compiles(each.applied(source))]
+    """All mutants of a module, by their places."""
+    return sorted(set(_Finder(path, source).found()), key=lambda each: (each.start, each.end, each.after))
 
 
-def _compiles(source: str) -> bool:
+def is_python(mutant: Mutant, source: str) -> bool:
+    """Whether the module with the change can be compiled at all."""
     try:
-        compile(source, "mutant", "exec")
+        compile(mutant.applied(source), "mutant", "exec")
     except SyntaxError:
         return False
     return True
