@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -43,7 +44,7 @@ class Ran:
     lines: dict[str, frozenset[int]]
 
 
-def traced(house: House) -> list[Ran]:
+def traced(house: House, workers: int) -> list[dict[str, Any]]:
     """All tests, with the lines that each runs; without those that fail as it is."""
     output, report = house.path.parent / "trace", house.path.parent / "report"
     environment = os.environ | {
@@ -52,26 +53,31 @@ def traced(house: House) -> list[Ran]:
         "MUTANTS_TRACE": str(output),
     }
     chosen = ["-m", "not slow and not engine", "-p", "no:schemathesis", "-p", "tests.mutants.trace"]
+    chosen += ["-n", str(workers)] if workers > 1 else []
     words = [sys.executable, "-m", "pytest", *chosen, "-q", "-rfE", *(f"tests/{each}" for each in TESTS)]
     with report.open("w") as out:
         subprocess.run(words, cwd=house.path, env=environment, stdout=out, stderr=out)
     failed = {line.split()[1] for line in report.read_text().splitlines() if line.startswith(("FAILED ", "ERROR "))}
-    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    rows = [json.loads(line) for file in output.parent.glob("trace.*") for line in file.read_text().splitlines()]
     print(f"{len(rows)} tests, {len(failed)} of them fail without a mutant: {sorted(failed)[:5]}", flush=True)
+    return [row for row in rows if row["test"] not in failed]
+
+
+def ran(rows: list[dict[str, Any]]) -> list[Ran]:
+    """Tests with the lines that they run."""
     return [
         Ran(row["test"], row["seconds"], {path: frozenset(lines) for path, lines in row["lines"].items()})
         for row in rows
-        if row["test"] not in failed
     ]
 
 
-def chosen(mutant: Mutant, ran: list[Ran]) -> list[Ran]:
+def chosen(mutant: Mutant, tests: list[Ran]) -> list[Ran]:
     """The tests that run a mutant's line, the quickest first; of what runs at the import, those that use the module."""
     at = range(mutant.lines[0], mutant.lines[1] + 1)
     is_import = mutant.function == "module" or mutant.function.split(".")[-1][:1].isupper()
     found = [
         each
-        for each in ran
+        for each in tests
         if (lines := each.lines.get(mutant.path)) and (is_import or any(line in lines for line in at))
     ]
     quick: list[Ran] = []
@@ -99,9 +105,9 @@ def drawn(each: int, seed: int, only: str = "") -> list[Mutant]:
     return found
 
 
-def tried(house: House, mutant: Mutant, ran: list[Ran]) -> dict[str, Any]:
+def tried(house: House, mutant: Mutant, known: list[Ran]) -> dict[str, Any]:
     """The row of one mutant."""
-    tests = chosen(mutant, ran)
+    tests = chosen(mutant, known)
     row: dict[str, Any] = {"mutant": mutant.name, "line": mutant.lines[0], "tests": len(tests)}
     if not tests:
         return row | {"outcome": Outcome.SURVIVED.value, "by": "no test runs it"}
@@ -132,6 +138,16 @@ def summed(rows: list[dict[str, Any]], equivalent: dict[str, str]) -> dict[str, 
     }
 
 
+def _kept(path: Path | None, make: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What a file has; what is made is written there."""
+    if path is not None and path.exists():
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    rows = make()
+    if path is not None:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return rows
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--each", type=int, default=60, help="mutants of each package")
@@ -139,18 +155,24 @@ def main() -> int:
     parser.add_argument("--only", default="", help="mutants whose name has this, all of them")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--rows", type=Path, help="file to which each outcome is written at once, and read from again")
+    parser.add_argument("--trace", type=Path, help="file for the lines that tests run, which is read if it is there")
+    parser.add_argument("--part", default="1/1", help="of the mutants that are drawn: 1/2 are those of the first half")
+    parser.add_argument("--workers", type=int, default=1, help="processes that trace the tests")
     given = parser.parse_args()
     equivalent = json.loads(EQUIVALENT.read_text())
     begun: dict[str, dict[str, Any]] = {}
     if given.rows and given.rows.exists():
         begun = {row["mutant"]: row for row in map(json.loads, given.rows.read_text().splitlines())}
-    picked = drawn(given.each, given.seed, given.only)
+    part, parts = map(int, given.part.split("/"))
+    picked = drawn(given.each, given.seed, given.only)[part - 1 :: parts]
     preload()
     rows = []
     with House(ROOT) as house:
-        ran = traced(house) if any(each.name not in begun for each in picked) else []
+        tests: list[Ran] = []
+        if any(each.name not in begun for each in picked):
+            tests = ran(_kept(given.trace, lambda: traced(house, given.workers)))
         for mutant in picked:
-            row = begun.get(mutant.name) or tried(house, mutant, ran)
+            row = begun.get(mutant.name) or tried(house, mutant, tests)
             if mutant.name not in begun:
                 print(time.strftime("%H:%M:%S"), row["outcome"], row["mutant"], row["by"], flush=True)
                 if given.rows:

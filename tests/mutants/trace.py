@@ -2,7 +2,7 @@
 
     MUTANTS_TRACE=FILE MUTANTS_ROOT=DIR python -m pytest -p tests.mutants.trace ...
 
-FILE gets a JSON object a line: {"test": its id, "seconds": its time, "lines": {path below DIR: [lines]}}.
+FILE.PID gets a JSON object a line: {"test": its id, "seconds": its time, "lines": {path below DIR: [lines]}}.
 """
 
 import json
@@ -10,22 +10,31 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
 
-_ROOT = os.environ.get("MUTANTS_ROOT", "/nowhere") + "/"
+_ROOT = os.environ.get("MUTANTS_ROOT", "/nowhere") + "/src/"
 _OUTPUT = os.environ.get("MUTANTS_TRACE")
+_ENOUGH = 64
+"""Calls of a function in one test that are followed: a function that is called more often has run what it runs."""
+
 _seen: set[tuple[str, int]] = set()
+_calls: Counter[CodeType] = Counter()
 
 
 def _called(frame: FrameType, event: str, argument: Any) -> Any:
-    if frame.f_code.co_filename.startswith(_ROOT):
-        _seen.add((frame.f_code.co_filename, frame.f_lineno))
-        return _ran
-    return None
+    code = frame.f_code
+    if not code.co_filename.startswith(_ROOT):
+        return None
+    _calls[code] += 1
+    if _calls[code] > _ENOUGH:
+        return None
+    _seen.add((code.co_filename, frame.f_lineno))
+    return _ran
 
 
 def _ran(frame: FrameType, event: str, argument: Any) -> Any:
@@ -44,6 +53,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     if _OUTPUT is None:
         return (yield)
     _seen.clear()
+    _calls.clear()
     began_s = time.monotonic()
     _begin()
     try:
@@ -56,6 +66,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def _write(test: str, seconds: float) -> None:
     lines: dict[str, list[int]] = {}
     for path, line in sorted(_seen.copy()):
-        lines.setdefault(path.removeprefix(_ROOT), []).append(line)
-    with open(str(_OUTPUT), "a") as file:
+        lines.setdefault("src/" + path.removeprefix(_ROOT), []).append(line)
+    with open(f"{_OUTPUT}.{os.getpid()}", "a") as file:  # of each worker of xdist
         file.write(json.dumps({"test": test, "seconds": round(seconds, 3), "lines": lines}) + "\n")
