@@ -27,7 +27,7 @@ from tests.mutants.mutate import Mutant, is_python, mutants
 ROOT = Path(__file__).parents[2]
 EQUIVALENT = Path(__file__).parent / "equivalent.json"
 PACKAGES = ("plan", "config", "formatters", "simulate", "http", "router")
-TESTS = ("plan", "config", "formatters", "simulate", "http", "router", "cli", "metrics")
+TESTS = ("plan", "config", "formatters", "simulate", "http", "router", "cli")
 """Folders of tests that are run, without those that load an engine or take minutes."""
 
 MOST_REAL = 0.05
