@@ -141,6 +141,9 @@ def test_vllm_serve_is_administered_by_the_command_line(tiny_model: Path, tmp_pa
         prompt = tmp_path / "prompt"
         prompt.write_text(PROMPT)
         is_controlled_as_by_lmcache(command, prompt)
+        wrong = {"model": str(tiny_model), "prompt": "once", "max_tokens": 1, "kv_transfer_params": {"ttl": "soon"}}
+        told = httpx.post(f"{url}/v1/completions", json=wrong, timeout=60).json()["kv_transfer_params"]
+        assert "soon" in told["refused"], told
         for words in (("--server", at), ("--server", at, "--token", TOKEN)):
             status, said = command("lookup", "--prompt-file", str(prompt), *words)
             assert (status == 0) is ("--token" in words), said

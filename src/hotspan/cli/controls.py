@@ -29,7 +29,7 @@ class Named:
     tag: tuple[str, ...] = option((), "Tag. May be repeated: what is on disk and carries all of them.", also="--tags")
     session: str = option("", "Session ID: what its requests left on disk.")
     tenant: str = option("", "Tenant. Default: the one of requests without an API key.")
-    model: str = option("", "With a prompt: name of the model, or of the adapter, of its requests.")
+    model: str = option("", "Model name of its requests, or an adapter's, with a prompt.")
     cache_salt: str = option("", "With a prompt: `cache_salt` of its requests.")
 
     def body(self) -> dict[str, Any]:
