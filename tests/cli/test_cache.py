@@ -8,7 +8,8 @@ import typer
 from typer.testing import CliRunner
 
 from hotspan.cli import admin_client
-from hotspan.cli.cache import CheckOptions, InvalidateOptions, Invalidation, cache
+from hotspan.cli.cache import CheckOptions, cache
+from hotspan.cli.invalidate import InvalidateOptions, Invalidation
 from hotspan.core.errors import ConfigError
 
 

@@ -49,6 +49,7 @@ SAMPLES: Mapping[kinds.Kind, Any] = {
     kinds.TASK: "embed",
     kinds.NORMALIZE: "false",
     kinds.JSON: '{"a": 1}',
+    kinds.ADDRESS: "127.0.0.2:77",
     kinds.LISTING: "https://a.example,https://b.example",
 }
 OF_KEY = {

@@ -10,8 +10,11 @@ import pytest
 from hotspan.bench.config import BenchConfig, StorageBench
 from hotspan.bench.workloads import WORKLOADS
 from hotspan.cli.bench import Output, ReportOptions
-from hotspan.cli.cache import CheckOptions, ClearOptions, InvalidateOptions, RemoveOptions, StatsOptions
+from hotspan.cli.admin_client import StatsOptions
+from hotspan.cli.cache import CheckOptions, ClearOptions, RemoveOptions
+from hotspan.cli.controls import LookupOptions, PinOptions, PrefetchOptions
 from hotspan.cli.deploy import RayOptions
+from hotspan.cli.invalidate import InvalidateOptions
 from hotspan.cli.keys import InitOptions, ListOptions, RotateOptions, ShredOptions
 from hotspan.cli.plan import PlanOptions
 from hotspan.cli.simulate import SimulateOptions
@@ -41,7 +44,11 @@ COMMANDS: Mapping[str, tuple[type, ...]] = {
     "cache check": (CheckOptions,),
     "cache clear": (ClearOptions,),
     "cache remove": (RemoveOptions,),
+    "cache health": (StatsOptions,),
     "cache invalidate": (InvalidateOptions,),
+    "cache lookup": (LookupOptions,),
+    "cache pin": (PinOptions,),
+    "cache prefetch": (PrefetchOptions,),
     "keys init": (InitOptions,),
     "keys rotate": (RotateOptions,),
     "keys shred": (ShredOptions,),

@@ -228,6 +228,7 @@ def test_all_flags_are_keys() -> None:
             "none": "none",
             "query": "query",
             "always": "always",
+            "HOST:PORT": "127.0.0.1:1",
         }.get(word, "1")
         [given] = read_command_line(CommandLine(None, {key.name: sample}))
         assert given.origin == key.flag

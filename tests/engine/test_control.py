@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,14 @@ import hotspan
 from hotspan.cli.admin_client import Admin
 from hotspan.core.errors import ConfigError, RefusedError
 from kit.engine import CHUNK, rig
+from kit.ports import free_port
 from kit.waiting import until
 
 from .test_plugin import HANG_S, PROMPT, asked, vllm_serving
 
 pytestmark = pytest.mark.engine
 
+TOKEN = "a-token-of-the-administrator"
 LENGTH = 900
 WHOLE = LENGTH // CHUNK * CHUNK
 
@@ -44,6 +46,9 @@ def test_an_llm_is_administered_by_python_calls(tiny_model: Path, tmp_path: Path
         (replica,) = control.stats()["replicas"]
         assert replica["tiers"]["ram"]["tenants"] == {"default": 2 * WHOLE // CHUNK}
 
+        found = control.lookup(prompt=one)["replicas"][0]
+        assert found["found"]["ram"]["tokens"] == found["asked"]["tokens"] == WHOLE, found
+        assert control.lookup(prompt=engine.text(3, LENGTH))["replicas"][0]["found"] == {}
         receipt = control.invalidate(tokens=one)
         assert receipt["is_durable"] and receipt["removed"]["disk_chunks"] == WHOLE // CHUNK, receipt
         found = [engine.ask(text, 4) for text in (one, other)]
@@ -63,6 +68,23 @@ def test_an_llm_is_administered_by_python_calls(tiny_model: Path, tmp_path: Path
         with pytest.raises(RefusedError, match="no keys"):
             control.shred("default")
     assert not list(runtime.iterdir())
+
+
+def is_controlled_as_by_lmcache(command: Callable[..., tuple[int, str]], prompt: Path) -> None:
+    """LMCache's lookup, pin, move and health, beside an engine that has the prompt in RAM; clear is below."""
+    status, said = command("lookup", "--prompt-file", str(prompt), "--json")
+    (replica,) = json.loads(said)["replicas"]
+    assert status == 0 and replica["found"]["ram"]["tokens"] == replica["asked"]["tokens"] > 0, said
+    nothing = prompt.with_name("nothing")
+    nothing.write_text("Nobody has asked this. " * 100)
+    status, said = command("lookup", "--prompt-file", str(nothing))
+    assert status == 1 and "none" in said, said
+    status, said = command("pin", "--tag", "manual", "--gib", "0.01")
+    assert status == 0 and "pinned: manual" in said, said
+    status, said = command("prefetch", "--prompt-file", str(prompt))
+    assert status == 0 and "moved into RAM" in said, said
+    status, said = command("health")
+    assert status == 0 and "ram up, disk up" in said, said
 
 
 def is_seen_when_it_stops(url: str, model: str, path: Path) -> None:
@@ -90,6 +112,8 @@ def is_seen_when_it_stops(url: str, model: str, path: Path) -> None:
 def test_vllm_serve_is_administered_by_the_command_line(tiny_model: Path, tmp_path: Path, runtime: Path) -> None:
     """`hotspan cache` finds the engine by itself; asked at vLLM's own port it says where the engine is."""
     tiers = {"hotspan.ram_gib": 0.25, "hotspan.disk": str(tmp_path / "disk"), "hotspan.disk_gib": 1}
+    at = f"http://127.0.0.1:{free_port()}"
+    tiers["hotspan.admin_address"] = at.removeprefix("http://")
     config = {"kv_connector": "HotspanConnector", "kv_role": "kv_both", "kv_connector_extra_config": tiers}
 
     def command(*words: str) -> tuple[int, str]:
@@ -104,7 +128,11 @@ def test_vllm_serve_is_administered_by_the_command_line(tiny_model: Path, tmp_pa
 
     log = tmp_path / "log"
     middleware = ("--middleware", "hotspan.server.step_health.StepHealth")
-    variables = {"XDG_RUNTIME_DIR": str(runtime.parent), "HOTSPAN_STEP_TIMEOUT_S": "1"}
+    variables = {
+        "XDG_RUNTIME_DIR": str(runtime.parent),
+        "HOTSPAN_STEP_TIMEOUT_S": "1",
+        "HOTSPAN_ADMIN_TOKEN": TOKEN,
+    }
     with vllm_serving(tiny_model, config, log, *middleware, **variables) as url:
         assert stats()["ram"]["chunks"] == 0, log.read_text()[-2000:]  # before any request
         answer, _ = asked(url, tiny_model)
@@ -112,6 +140,13 @@ def test_vllm_serve_is_administered_by_the_command_line(tiny_model: Path, tmp_pa
         assert cached > 0 and stats()["ram"]["chunks"] > 0
         prompt = tmp_path / "prompt"
         prompt.write_text(PROMPT)
+        is_controlled_as_by_lmcache(command, prompt)
+        wrong = {"model": str(tiny_model), "prompt": "once", "max_tokens": 1, "kv_transfer_params": {"ttl": "soon"}}
+        told = httpx.post(f"{url}/v1/completions", json=wrong, timeout=60).json()["kv_transfer_params"]
+        assert "soon" in told["refused"], told
+        for words in (("--server", at), ("--server", at, "--token", TOKEN)):
+            status, said = command("lookup", "--prompt-file", str(prompt), *words)
+            assert (status == 0) is ("--token" in words), said
         status, said = command("invalidate", "--prompt-file", str(prompt))
         assert status == 0 and "durable on" in said, said
         assert stats()["disk"]["chunks"] == 0, said

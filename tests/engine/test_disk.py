@@ -1,9 +1,12 @@
 """The disk below an engine: too small a RAM is no obstacle, and no other engine finds what is there."""
 
+import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from hotspan.cli.cache import cache
 from hotspan.demo.model import make_demo_model
 
 from .harness.core import CHUNK, core
@@ -45,3 +48,25 @@ def test_nothing_else_hits(tiny_model: Path, tmp_path: Path, changed: str) -> No
         engine.check()
     with core(tiny_model, disk=tmp_path / "kv") as engine:
         assert engine.ask(prompt) == LENGTH // CHUNK * CHUNK
+
+
+def test_a_directory_that_no_engine_uses_is_invalidated_by_a_command(tiny_model: Path, tmp_path: Path) -> None:
+    """`hotspan cache invalidate --directory`: the next engine computes what had the tag, and loads the rest; while an
+    engine uses the directory, the command says so and changes nothing.
+    """
+    words = ["invalidate", "--directory", str(tmp_path / "kv"), "--tag", "gone"]
+    with core(tiny_model, disk=tmp_path / "kv") as engine:
+        gone, kept = engine.text(1, LENGTH), engine.text(2, LENGTH)
+        engine.stored(gone, tags=["gone"])
+        engine.stored(kept, tags=["kept"])
+        refused = CliRunner().invoke(cache, words)
+        assert refused.exit_code == 2 and "in use" in refused.output.replace("\n", " "), refused.output
+    done = CliRunner().invoke(cache, [*words, "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.output)["removed"] == {"disk_chunks": LENGTH // CHUNK}
+    again = CliRunner().invoke(cache, words)
+    assert again.exit_code == 0 and "forgotten: 0 chunks" in again.output, again.output
+    with core(tiny_model, disk=tmp_path / "kv") as engine:
+        assert engine.ask(gone) == 0
+        assert engine.ask(kept) == LENGTH // CHUNK * CHUNK
+        engine.check()

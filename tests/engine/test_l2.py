@@ -1,11 +1,14 @@
 """Replicas of a real engine over a real L2: what one computed the next one loads, and forgetting reaches both."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from hotspan.cli.cache import cache
 from hotspan.config.settings import L2Settings
 from hotspan.core.types import Tier
 from kit.redis_server import RedisServer
@@ -90,6 +93,42 @@ def test_a_restarted_replica_forgets_what_others_invalidated_meanwhile(
     assert again.cache.usage()[Tier.DISK].chunks == 2 * (TOKENS // CHUNK)
     assert again.ask(gone, tags=["doc:5"]) == 0
     assert again.ask(kept, tags=["doc:6"]) == WHOLE
+
+
+def test_the_command_line_writes_to_the_log_that_replicas_follow(
+    start: Callable[..., Core], l2: L2Settings, tmp_path: Path
+) -> None:
+    """`hotspan cache invalidate --l2` asks no server: a replica that runs finds nothing of it, nor does a later one."""
+    words = ["--l2", l2.url, *(f"--l2-option={name}={value}" for name, value in l2.options.items())]
+    first = start(disk=tmp_path / "kv")
+    gone, kept = first.text(7, TOKENS), first.text(8, TOKENS)
+    first.ask(gone, tags=["doc:7"])
+    first.ask(kept, tags=["doc:8"])
+    first.settle()
+    done = CliRunner().invoke(cache, ["invalidate", *words, "--tag", "doc:7", "--tenant", "default", "--json"])
+    assert done.exit_code == 0, done.output
+    receipt = json.loads(done.output)
+    assert receipt["is_durable"] and receipt["replicas"] == [first.follower.replica], receipt
+    assert first.ask(gone, tags=["doc:7"]) == 0
+    assert first.ask(kept, tags=["doc:8"]) >= WHOLE
+    again = start(disk=tmp_path / "kv")
+    assert again.ask(kept, tags=["doc:8"]) == WHOLE
+    refused = CliRunner().invoke(cache, ["invalidate", *words, "--this-model"])
+    assert refused.exit_code == 2 and "running engine alone" in refused.output
+
+
+def test_a_lookup_asks_the_l2_and_changes_nothing(start: Callable[..., Core]) -> None:
+    """What another replica stored is found there, chunk by chunk, and stays there; nothing of another text is."""
+    first = start()
+    text = first.stored(first.text(9, TOKENS))
+    second = start()
+    told = second.administer(do="lookup", tokens=text)
+    assert told["found"] == {"l2": {"chunks": TOKENS // CHUNK, "tokens": WHOLE}}, told
+    assert told["asked"]["tokens"] == WHOLE
+    assert second.cache.usage()[Tier.RAM].chunks == 0 and not second.cache.prefetches.is_moving
+    assert second.administer(do="lookup", tokens=second.text(10, TOKENS))["found"] == {}
+    assert second.administer(do="lookup", tokens=text, tenant="another")["found"] == {}
+    second.check()
 
 
 def test_another_tenants_chunks_are_not_found(start: Callable[..., Core]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 from hotspan.cli.admin_client import Admin
@@ -20,6 +21,7 @@ from hotspan.config.control import engine_sockets, socket_path
 from hotspan.config.settings import CacheOptions
 from hotspan.core.errors import ConfigError, RefusedError
 from hotspan.server.control import open_control
+from kit.ports import free_port
 
 RECEIPT = {
     "receipt": "r",
@@ -139,6 +141,73 @@ def test_a_core_that_makes_no_step_is_said(runtime: Path, closing: ExitStack, mo
     opened(closing).hangs = True
     with pytest.raises(RefusedError, match="stalled"):
         Admin().get("/hotspan/cache")
+
+
+def at_an_address(port: int, file: Path | None = None, **parts: Any) -> Any:
+    """A configuration with `admin_address`."""
+    found = config(**parts)
+    extra = found.kv_transfer_config.kv_connector_extra_config["hotspan"]
+    extra["admin"] = {"host": "127.0.0.1", "port": port, "token_file": None if file is None else str(file)}
+    return found
+
+
+def test_an_address_is_for_who_has_the_token(runtime: Path, closing: ExitStack, tmp_path: Path) -> None:
+    """`admin_address` answers as the socket does, with the token of a file, in each way that commands take it."""
+    file, port, core = tmp_path / "token", free_port(), Administrator()
+    file.write_text("a-token-of-the-administrator")
+    file.chmod(0o600)
+    closing.callback(open_control(core, at_an_address(port, file)))  # type: ignore[arg-type]
+    url = f"http://127.0.0.1:{port}"
+    for refused in (Admin(server=url), Admin(server=url, token="another-token-of-somebody")):
+        with pytest.raises(RefusedError, match="admin token"):
+            refused.get("/hotspan/cache")
+    assert not core.asked
+    given = Admin(server=url, admin_token_file=file)
+    assert given.get("/hotspan/cache")["replicas"] == [STATS]
+    assert given.post("/hotspan/cache/clear", {})["removed"] == {"ram": 2}
+    assert Admin().get("/hotspan/cache")["replicas"] == [STATS]  # the socket, which asks for none
+    with httpx.Client(base_url=url) as client:
+        assert client.get("/hotspan/cache").status_code == 401
+        assert client.post("/hotspan/cache/clear", headers={"authorization": "Basic x"}).status_code == 401
+        assert client.get("/nothing").status_code == 401  # strangers learn no routes
+    assert len(core.asked) == 3
+
+
+def test_a_token_is_made_for_an_address_without_one(
+    runtime: Path, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lies where commands of the same user find it by the port, and goes with the engine."""
+    monkeypatch.setattr("hotspan.config.admin_token.runtime_directories", lambda surroundings: (runtime,))
+    port = free_port()
+    with ExitStack() as engine:
+        engine.callback(open_control(Administrator(), at_an_address(port)))  # type: ignore[arg-type]
+        assert Admin(server=f"http://127.0.0.1:{port}").get("/hotspan/cache")["replicas"] == [STATS]
+        assert stat.S_IMODE((runtime / f"{port}.token").stat().st_mode) == 0o600
+    assert not list(runtime.iterdir())
+
+
+def test_an_address_that_can_not_be_had_ends_the_start(runtime: Path, closing: ExitStack, tmp_path: Path) -> None:
+    """Somebody has asked for it: the engine says why there is none, and does not run without."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen(1)
+        with pytest.raises(ConfigError, match=r"admin_address 127\.0\.0\.1:\d+ can't be had"):
+            open_control(Administrator(), at_an_address(other.getsockname()[1]))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="admin token"):
+        open_control(Administrator(), at_an_address(free_port(), tmp_path / "none"))  # type: ignore[arg-type]
+    assert not runtime.exists() or not list(runtime.iterdir())
+
+
+def test_of_data_parallel_cores_the_first_has_the_address(runtime: Path, closing: ExitStack) -> None:
+    """It answers for all of its host, as any of their sockets does."""
+    port = free_port()
+    for rank in range(3):
+        parts = at_an_address(port, rank=rank)
+        parts.parallel_config.data_parallel_rank_local = rank
+        closing.callback(open_control(Administrator(), parts))  # type: ignore[arg-type]
+    token = next(runtime.glob("*.token"), None)
+    found = Admin(server=f"http://127.0.0.1:{port}", admin_token_file=token).get("/hotspan/cache")
+    assert len(found["replicas"]) == 3
 
 
 STOPPED = """

@@ -114,6 +114,36 @@ def test_sagemaker_routes(server: Server) -> None:
         assert json.load(answer)["usage"]["completion_tokens"] == 3
 
 
+def test_the_cached_tokens_of_several_prompts_are_those_of_all(server: Server, client: openai.OpenAI) -> None:
+    """In one answer and at the end of a stream: the sum of what each alone has, whichever of them was cached."""
+    known, other = ["First. " + LONG, "Second. " + LONG[: len(LONG) // 2]], "Third, which nobody asked. " + LONG
+
+    def details(prompt: str | list[str], stream: bool) -> tuple[int, int]:
+        body = {"model": server.model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "stream": stream}
+        body |= {"stream_options": {"include_usage": True}} if stream else {}
+        request = urllib.request.Request(
+            server.url + "/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            if not stream:
+                usage = json.load(answer)["usage"]
+            else:
+                lines = [line[6:] for line in answer.read().decode().splitlines() if line.startswith("data: {")]
+                usage = next(found for line in reversed(lines) if (found := json.loads(line).get("usage")))
+            cached = (usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0
+            assert answer.status == 200
+        return usage["prompt_tokens"], cached
+
+    for prompt in known:
+        details(prompt, False)
+    alone = [details(prompt, False) for prompt in known]
+    assert all(cached > 500 for _, cached in alone), alone
+    both = (sum(tokens for tokens, _ in alone), sum(cached for _, cached in alone))
+    assert [details(known, stream) for stream in (False, True)] == [both, both]
+    tokens, cached = details([*known, other], False)
+    assert tokens > both[0] and both[1] <= cached < both[1] + 32, (cached, both)
+
+
 def test_usage_and_metrics_tell_what_was_cached(client: openai.OpenAI, server: Server) -> None:
     """The second time, `cached_tokens` covers the prompt; /metrics counts hits, bytes and latencies by tier."""
 

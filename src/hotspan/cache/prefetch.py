@@ -51,6 +51,7 @@ class _Prefetch:
     chunks:  parents first. unknown: one of them of which a tier has yet to say whether it has it.
     todo:    to be promoted, in order; None until it is known what there is.
     entries: pinned, and not used yet. used: how many were.
+    is_question: it is only asked what there is; nothing is brought or pinned.
     """
 
     tenant: int
@@ -63,6 +64,7 @@ class _Prefetch:
     todo: deque[Chunk] | None = None
     entries: dict[ChunkKey, Entry] = field(default_factory=dict)
     used: int = 0
+    is_question: bool = False
 
 
 def _ignored(used: int, unused: int) -> None:
@@ -107,6 +109,13 @@ class Prefetches:
         self._moving: list[Entry] = []
         self.is_busy = False
 
+    def look_up(self, chunks: Sequence[Chunk], tenant: int, told: Callable[[Found], None]) -> None:
+        """Say what there is of these chunks, as `begin` does; nothing is brought, pinned or counted as used."""
+        until_s = self._clock.monotonic() + ANSWERS_S
+        self._lower.ask(chunks, tenant)
+        self._all.append(_Prefetch(tenant, chunks, until_s, until_s, told, _ignored, is_question=True))
+        self.step()
+
     # -- announced ---------------------------------------------------------------------------------------------------
 
     def begin(
@@ -124,7 +133,7 @@ class Prefetches:
         ended:  called once, at the end, with how many of the chunks that were brought requests have used, and how many
                 they have not.
         """
-        own = [each for each in self._all if each.tenant == tenant]
+        own = [each for each in self._all if each.tenant == tenant and not each.is_question]
         if len(own) >= MAX_PREFETCHES:
             self._end(own[0])
         now_s = self._clock.monotonic()
@@ -224,13 +233,14 @@ class Prefetches:
             if source is not None and terms is not None and terms.tenant == each.tenant:
                 todo.append(chunk)
             elif chunk.key in self._ram.entries:
-                self._take_over(each, chunk.key)
+                if not each.is_question:
+                    self._take_over(each, chunk.key)
             else:
                 continue
             there.add(chunk.key)
             chunks[Tier.RAM if source is None else source.tier] += 1
         planned = sum(len(other.todo or ()) for other in self._all if other.tenant == each.tenant)
-        room = max(0, self.most(each.tenant) - self.held(each.tenant) - planned)
+        room = 0 if each.is_question else max(0, self.most(each.tenant) - self.held(each.tenant) - planned)
         each.todo = deque(todo[:room])
         each.told(Found(dict(chunks), len(each.todo)))
 

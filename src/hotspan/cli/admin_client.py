@@ -7,12 +7,13 @@ import struct
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.message import Message
 from http.client import HTTPException
 from typing import IO, Any
 from urllib.parse import SplitResult, urlsplit
 
+from hotspan.cli.output import Printing
 from hotspan.config.admin_token import HOW_TO_GIVE, AdminToken, find_token
 from hotspan.config.control import SCHEME, engine_sockets
 from hotspan.config.environment import environment
@@ -97,6 +98,13 @@ class Admin(AdminToken):
             raise ConfigError(f"{shown} can't be asked ({reason}): does it run, and is --server right?") from error
         except ValueError as error:
             raise ConfigError(f"{shown} does not answer as hotspan does: is --server right?") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatsOptions(Printing):
+    """A server, and how its answer is printed."""
+
+    admin: Admin = field(default_factory=Admin)
 
 
 @contextlib.contextmanager

@@ -1,18 +1,18 @@
 """`hotspan cache`: look at a running server's cache, verify it, forget parts of it; remove a directory."""
 
-import json
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotspan.cli.admin_client import Admin, said_by_each
+from hotspan.cli.admin_client import StatsOptions, said_by_each
+from hotspan.cli.controls import health, lookup, pin, prefetch
+from hotspan.cli.invalidate import invalidate, show_receipts
 from hotspan.cli.options import runs
-from hotspan.cli.output import Printing, confirm, print_json, stdout_console
+from hotspan.cli.output import confirm, print_json, stdout_console
 from hotspan.config.environment import environment
-from hotspan.config.kinds import NATURAL
 from hotspan.config.options import option
 from hotspan.core.documents import read_text
 from hotspan.core.errors import ConfigError
@@ -23,18 +23,16 @@ if TYPE_CHECKING:
 
     from hotspan.http.warming import Room, Warmed
 
-cache = typer.Typer(help="Show, verify, warm, invalidate and remove cached data.", no_args_is_help=True)
+cache = typer.Typer(help="Show, verify, warm, pin, invalidate and remove cached data.", no_args_is_help=True)
+cache.command("invalidate")(invalidate)
+cache.command("lookup")(lookup)
+cache.command("prefetch")(prefetch)
+cache.command("pin")(pin)
+cache.command("health")(health)
 
 _CHECK_S = 24 * 3600.0
 _WARM_S = 3600.0
 _YES = "Do not ask for confirmation."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatsOptions(Printing):
-    """A server, and how its answer is printed."""
-
-    admin: Admin = field(default_factory=Admin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,46 +64,6 @@ class RemoveOptions:
     """How to remove a directory."""
 
     yes: bool = option(False, _YES)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Invalidation:
-    """What is invalidated, as POST /hotspan/cache/invalidate has it."""
-
-    tag: tuple[str, ...] = option(
-        (), "Tag, such as a document. May be repeated: only data with all tags matches.", also="--tags"
-    )
-    session: str = option("", "Session ID.")
-    tenant: str = option("", "Tenant. Default: all tenants.")
-    adapter: str = option("", "Name of an adapter.")
-    this_model: bool = option(False, "Only data of the model that is being served.")
-    tokens_from: int | None = option(
-        None, "Index of the first token to invalidate. Default: 0, the whole prompt.", kind=NATURAL
-    )
-    cache_salt: str = option("", "`cache_salt` of the requests with the prompt.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InvalidateOptions(StatsOptions):
-    """An invalidation, and where it is sent."""
-
-    scope: Invalidation = field(default_factory=Invalidation)
-    prompt_file: Path | None = option(None, "File with a prompt, tokenized as in /v1/completions.")
-    tokens_file: Path | None = option(None, "File with a prompt as a JSON list of token IDs.")
-    batch_file: Path | None = option(
-        None, "File with a JSON list of invalidations (POST /hotspan/cache/invalidate). All are applied together."
-    )
-
-    def body(self) -> dict[str, Any]:
-        """The request, with what is given. Raises: ConfigError for a file that can't be read."""
-        body = asdict(self.scope)
-        body["tags"], body["model"] = body.pop("tag"), body.pop("this_model")
-        body["prompt"] = self.prompt_file and read_text(self.prompt_file)
-        body["tokens"] = self.tokens_file and _listed(self.tokens_file, int, "whole numbers: write [1, 2, 3]")
-        body["batch"] = self.batch_file and _listed(
-            self.batch_file, dict, 'objects: write [{"tags": ["a"]}, {"session": "b"}]'
-        )
-        return {name: value for name, value in body.items() if value is not None and value not in ("", (), False)}
 
 
 @cache.command("stats")
@@ -152,7 +110,7 @@ def check(options: CheckOptions) -> None:
 def clear(options: ClearOptions) -> None:
     """Remove the cached data of all tenants from all tiers."""
     confirm(f"Forget all that {options.admin.address} has cached, of everybody?", "clearing the cache", yes=options.yes)
-    _show_receipts(options, options.admin.post("/hotspan/cache/clear", {}))
+    show_receipts(options, options.admin.post("/hotspan/cache/clear", {}))
 
 
 @cache.command("remove")
@@ -167,13 +125,6 @@ def remove(
     confirm(f"Remove {directory} with all the KV in it?", "removing a directory", yes=options.yes)
     freed = remove_directory(directory.expanduser())
     typer.echo(f"removed {directory}: {freed / GIB:.2f} GiB freed")
-
-
-@cache.command("invalidate")
-@runs(InvalidateOptions)
-def invalidate(options: InvalidateOptions) -> None:
-    """Invalidate cached data that matches all given options, and all data that depends on it, on all tiers."""
-    _show_receipts(options, options.admin.post("/hotspan/cache/invalidate", options.body()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,17 +265,6 @@ def _check_offline(disk: Path, kek: str, key_store: Path | None) -> dict[str, An
         return check_offline(disk, keyring)
 
 
-def _listed(path: Path, of: type, what: str) -> list[Any]:
-    """A JSON list of values of that type, at least one."""
-    try:
-        found = json.loads(read_text(path))
-    except ValueError:
-        found = None
-    if not isinstance(found, list) or not found or any(type(each) is not of for each in found):
-        raise ConfigError(f"{path} is no JSON list of {what}")
-    return found
-
-
 def _usage(tiers: dict[str, Any]) -> "Table":
     from rich.table import Table
 
@@ -357,24 +297,3 @@ def _show(title: str, table: "Table") -> None:
     console = stdout_console()
     console.print(title, style="bold", markup=False, highlight=False)
     console.print(table)
-
-
-def _show_receipts(options: StatsOptions, answer: dict[str, Any]) -> None:
-    if options.json:
-        print_json(answer)
-        return
-    with said_by_each(options.admin.address, answer) as servers:
-        for name, receipt in servers:
-            if name:
-                typer.echo(f"{name}:")
-            _show_receipt(receipt)
-        for name in answer.get("follows", ()):
-            typer.echo(f"{name} is down: it gets no request before it has done what the log of the L2 says")
-
-
-def _show_receipt(receipt: dict[str, Any]) -> None:
-    removed = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in receipt["removed"].items())
-    typer.echo(f"forgotten: {removed}; requests in flight whose results are not kept: {receipt['requests_in_flight']}")
-    if receipt.get("widened"):
-        typer.echo(f"more than asked for was forgotten of {', '.join(receipt['widened'])}: the text had no names")
-    typer.echo(f"receipt {receipt['receipt']}, durable on {', '.join(receipt['replicas'])}")

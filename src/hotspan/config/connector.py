@@ -2,17 +2,17 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from hotspan.config.configuration import Places, load_configuration
 from hotspan.config.keys import CACHE, CONFIG_FILE
-from hotspan.config.kinds import SECONDS
+from hotspan.config.kinds import ADDRESS, SECONDS
 from hotspan.config.origin import Note, Source
 from hotspan.config.own import CommandLine
 from hotspan.config.server_settings import ServerSettings
-from hotspan.config.settings import CacheOptions, CacheSettings
+from hotspan.config.settings import AdminSettings, CacheOptions, CacheSettings
 from hotspan.core.errors import ConfigError, did_you_mean
 
 CONNECTOR: Final = "HotspanConnector"
@@ -28,7 +28,8 @@ SPEC: Final = {"spec_name": "HotspanSpec", "spec_module_path": "hotspan.engine.s
 _NOWHERE: Final = Places(Path("/nonexistent"), Path("/nonexistent"))
 _NO_MODEL: Final = str(_NOWHERE.model)
 """The engine has its model; LMI's files in its directory are for `hotspan serve`."""
-_READ: Final = frozenset({CONFIG_FILE.name, *(option.name for option in CACHE)})
+_ADMIN: Final = ("admin_address", "admin_host", "admin_port", "admin_token_file")
+_READ: Final = frozenset({CONFIG_FILE.name, *_ADMIN, *(option.name for option in CACHE)})
 _ELSEWHERE: Final = "step_timeout_s"
 """Of the process that answers health checks, where that has hotspan's middleware (server/step_health.py)."""
 _KNOWS_EVENTS: Final = ("--kv-events-config={}",)
@@ -93,7 +94,18 @@ def connector_settings(
         if name not in _READ and name != _ELSEWHERE and Source.COMMAND_LINE < setting.source < Source.IMPLIED
     )
     notes = (Note(given.origin, "only `hotspan serve` reads it: it has no effect", is_warning=True) for given in unused)
-    return ConnectorSettings(configuration.cache, (*configuration.notes, *notes))
+    cache = replace(configuration.cache, admin=_admin(configuration.server))
+    return ConnectorSettings(cache, (*configuration.notes, *notes))
+
+
+def _admin(server: ServerSettings) -> AdminSettings | None:
+    """Where the engine is administered by TCP; None if nobody has named an address."""
+    if server.admin_port is None:
+        return None
+    file = server.admin_token_file
+    return AdminSettings(
+        server.admin_host, server.admin_port, None if file is None else str(file.expanduser().absolute())
+    )
 
 
 def step_timeout_s(surroundings: Mapping[str, str]) -> float:
@@ -117,11 +129,18 @@ def _flags(extra: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named_transfer_config(
-    *, ram: str, disk: str | Path | None = None, disk_size: str | None = None, **options: Any
+    *,
+    ram: str,
+    disk: str | Path | None = None,
+    disk_size: str | None = None,
+    admin_address: str | None = None,
+    admin_token_file: str | Path | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """The --kv-transfer-config with these tiers, as `hotspan.transfer_config`.
 
     ram, disk_size: such as "32GiB". disk: a directory; it needs disk_size.
+    admin_address:  "HOST:PORT", where the engine takes commands beside its Unix socket.
     options:        other fields of `CacheOptions`, such as l2 and chunk_tokens.
     Raises:         ConfigError for what is no size, or a combination that can't work.
     """
@@ -134,7 +153,14 @@ def named_transfer_config(
     for name in options:
         if name not in known:
             raise ConfigError(f"there is no {name!r}: {did_you_mean(name, known, 'docs/configuration.md lists them')}")
-    return transfer_config(CacheOptions(**tiers, **options).settings())
+    settings = CacheOptions(**tiers, **options).settings()
+    if admin_address is not None:
+        host, _, port = ADDRESS.parse(admin_address, "admin_address").rpartition(":")
+        file = None if admin_token_file is None else str(Path(admin_token_file).expanduser().absolute())
+        settings = replace(settings, admin=AdminSettings(host.strip("[]"), int(port), file))
+    elif admin_token_file is not None:
+        raise ConfigError("admin_token_file belongs to an address: give admin_address, such as '127.0.0.1:8081'")
+    return transfer_config(settings)
 
 
 def engine_options(**tiers: Any) -> dict[str, Any]:

@@ -39,6 +39,14 @@ class EngineSockets:
         return f"{SCHEME}{self.cores[min(self.cores)]}"
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class ByTcp:
+    """A socket that other users and hosts reach, for who has the admin token."""
+
+    listener: socket.socket
+    token: str
+
+
 def socket_path(owner: int, name: str, rank: int, environment: Mapping[str, str]) -> Path:
     """Where a core's socket belongs, in a directory of this user's that is made if it is not there.
 

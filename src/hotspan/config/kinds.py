@@ -14,6 +14,7 @@ from hotspan.core.system_lines import SystemLines
 from hotspan.core.types import MIB
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]/@]+):([0-9]{1,5})")
 _TRUTHS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _RUNNERS = {
@@ -242,6 +243,13 @@ def one_of(*names: str) -> Kind:
     return Kind(" or ".join(names) if len(names) < 3 else "name", read, wants)
 
 
+def _address(raw: Any) -> str:
+    found = _ADDRESS.fullmatch(_text(raw))
+    if found is None or not 0 < int(found[2]) < 1 << 16:
+        raise ValueError
+    return found[0]
+
+
 INTEGER = Kind("integer", _integer, "a whole number")
 COUNT = Kind("count", _count, "a whole number above 0")
 NATURAL = Kind("count", _at_least(0, _integer), "a whole number, 0 or more")
@@ -263,6 +271,7 @@ FIRST_INTEGER = Kind(
     "a whole number, or a list of them, of which the first one is taken",
 )
 INVERTED = Kind("true or false, inverted", lambda raw: not _boolean(raw), "true or false")
+ADDRESS = Kind("HOST:PORT", _address, "HOST:PORT, such as 127.0.0.1:8081 or [::1]:8081")
 TEXT = Kind("text", _text, "text (in YAML, quote what looks like something else)")
 PATH = Kind("path", lambda raw: _text(str(raw) if isinstance(raw, Path) else raw), "a path")
 JSON = Kind("JSON object", _object, 'a JSON object, such as {"name": "value"}')

@@ -22,6 +22,12 @@ class ServerSettings:
         None, "Separate port for administration. With it, --port refuses administration.", kind=kinds.COUNT
     )
     admin_host: str = option("127.0.0.1", "Address of --admin-port.")
+    admin_address: str | None = option(
+        None,
+        "HOST:PORT for administration: --admin-host and --admin-port in one. An engine that your own vLLM runs listens "
+        "there beside its Unix socket.",
+        kind=kinds.ADDRESS,
+    )
     insecure: bool = option(False, "Allow a --host other than 127.0.0.1 without API keys.")
     allowed_hosts: tuple[str, ...] = option(
         (),

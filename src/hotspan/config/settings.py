@@ -77,6 +77,18 @@ class EncryptionSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class AdminSettings:
+    """Where an engine that hotspan's server does not start is administered by TCP.
+
+    token_file: with the admin token; None for that of the environment, or one that is made at the start.
+    """
+
+    host: str
+    port: int
+    token_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class BlendSettings:
     """Reuse of repeated text that is no prefix (docs/design/blend.md).
 
@@ -122,6 +134,7 @@ class CacheSettings:
     persistence:  "none" keeps everything in memory: no disk, no remote tier.
     encryption:   None writes plain frames.
     is_isolated:  tenants never hit each other's chunks.
+    admin:        where an engine without hotspan's server takes commands by TCP, beside its Unix socket.
     is_served:    hotspan's server stands before the engine: what it says of a request's tenant is believed.
     is_strict:    only requests that the server has named a tenant for are cached.
     tenants:      those known at the start; others may come.
@@ -159,6 +172,7 @@ class CacheSettings:
     encoder_outputs: bool = True
     explain_requests: int = 64
     without: tuple[str, ...] = ()
+    admin: AdminSettings | None = None
     is_served: bool = False
 
     def to_json(self) -> dict[str, Any]:

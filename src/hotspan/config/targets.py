@@ -1,5 +1,7 @@
 """From settings that count to the dataclasses that the tiers and the server are built from."""
 
+from typing import Any
+
 from hotspan.config.keys import BY_NAME, CACHE
 from hotspan.config.options import build
 from hotspan.config.origin import Settings, Source, shown
@@ -58,7 +60,7 @@ def build_server(settings: Settings) -> ServerSettings:
     """What the server does besides caching. Raises: ConfigError."""
     if settings["admin_port"].value is None and settings.is_given("admin_host"):
         raise ConfigError(f"{settings['admin_host'].given.origin} is given without --admin-port: give both")
-    value = {name: setting.value for name, setting in settings.items()}
+    value = {name: setting.value for name, setting in settings.items()} | _admin_address(settings)
     if value["forget_closed_sessions"] and value["no_cache"]:
         raise ConfigError(
             f"{settings['forget_closed_sessions'].given.origin} forgets what hotspan's tiers hold, and "
@@ -66,6 +68,19 @@ def build_server(settings: Settings) -> ServerSettings:
         )
     _check_loras(settings)
     return build(ServerSettings, value)
+
+
+def _admin_address(settings: Settings) -> dict[str, Any]:
+    """What --admin-address says of --admin-host and --admin-port."""
+    address = settings["admin_address"].value
+    if address is None:
+        return {}
+    for name in ("admin_port", "admin_host"):
+        if settings.is_given(name):
+            whole, part = settings["admin_address"].given.origin, settings[name].given.origin
+            raise ConfigError(f"{whole} has host and port: leave {part} out")
+    host, _, port = address.rpartition(":")
+    return {"admin_host": host.strip("[]"), "admin_port": int(port)}
 
 
 def _check_loras(settings: Settings) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 from hotspan.core.clock import Clock
 from hotspan.core.credentials import log_name
 from hotspan.core.terms import DEFAULT_TENANT, Scope, adapter_label, tag_labels, tenant_label
-from hotspan.core.types import Tier
+from hotspan.core.types import Chunk, Tier
 from hotspan.engine.adapters import registered_name
 from hotspan.engine.announcing import Announcer
 from hotspan.engine.answers import Answer, Refused, attempt, both_of, pass_on
@@ -103,7 +103,7 @@ class Administrator:
             follower.on_foreign = self._calls.knock
 
     def do(self, command: Mapping[str, Any]) -> "Answer | Future[Answer]":
-        """Carry out one command: stats, log, invalidate, prefetch, pin, check, explain, shred or rotate."""
+        """Carry out one command: stats, log, invalidate, prefetch, lookup, pin, check, explain, shred or rotate."""
         verb = command["do"]
         if verb == "stats":
             return self._stats()
@@ -111,8 +111,8 @@ class Administrator:
             return self._log()
         if verb == "invalidate":
             return self._invalidate(command)
-        if verb == "prefetch":
-            return self._prefetch(command)
+        if verb in ("prefetch", "lookup"):
+            return self._announced(command)
         if verb == "pin":
             return self._pin(command)
         if verb == "check":
@@ -247,18 +247,23 @@ class Administrator:
             attempt(named, answer)
         return answer
 
-    def _prefetch(self, command: Mapping[str, Any]) -> "Future[Answer]":
-        """Bring a text, or what has a session's or tags' labels, into RAM."""
+    def _announced(self, command: Mapping[str, Any]) -> "Future[Answer]":
+        """Bring a text, or what has a session's or tags' labels, into RAM; for a look-up only say what there is."""
         answer: Future[Answer] = Future()
-        tenant, hold_s = tenant_label(str(command.get("tenant") or DEFAULT_TENANT)), float(command["hold_s"])
+        tenant = tenant_label(str(command.get("tenant") or DEFAULT_TENANT))
+
+        def known(chunks: Sequence[Chunk]) -> None:
+            if command["do"] == "lookup":
+                self._announcer.look_up(chunks, tenant, answer)
+            else:
+                self._announcer.announce(chunks, tenant, float(command["hold_s"]), answer)
 
         if command.get("tokens") is None:
             scope = replace(_scope(command, self._manager.namespace), tenant=tenant, namespace=self._manager.namespace)
-            labelled = self._manager.cache.labelled
-            attempt(lambda: self._announcer.announce(labelled(scope), tenant, hold_s, answer), answer)
+            attempt(lambda: known(self._manager.cache.labelled(scope)), answer)
             return answer
         begun = self._texts.begin(command)
-        go_on = lambda: self._announcer.announce_text(begun.result(), tenant, hold_s, answer)  # noqa: E731
+        go_on = lambda: self._announcer.named(begun.result(), known, answer)  # noqa: E731
         begun.add_done_callback(lambda done: self._later(go_on, answer))
         return answer
 

@@ -42,7 +42,7 @@ class Announcer:
         self._thread: threading.Thread | None = None
         self._woken = threading.Event()
         self._closed = False
-        self._namings: deque[tuple[Naming, int, float, Future[dict[str, Any]]]] = deque()
+        self._namings: deque[tuple[Naming, Callable[[Sequence[Chunk]], None], Future[dict[str, Any]]]] = deque()
         self._hash_s = 0.0  # when the next slice may be hashed beside requests
         if self._rhythm is not None:
             self._rhythm.on_due = self._wake
@@ -52,9 +52,21 @@ class Announcer:
         self._prefetches.begin(chunks, tenant, hold_s, lambda found: answer.set_result(self._said(found, hold_s)))
         self._wake()
 
-    def announce_text(self, naming: Naming, tenant: int, hold_s: float, answer: "Future[dict[str, Any]]") -> None:
-        """The same for a text, once it is named: a slice in each turn, beside requests with little of a core."""
-        self._namings.append((naming, tenant, hold_s, answer))
+    def look_up(self, chunks: Sequence[Chunk], tenant: int, answer: "Future[dict[str, Any]]") -> None:
+        """Say what tiers have of chunks, and change nothing; the answer comes when they have said it."""
+
+        def told(found: Found) -> None:
+            known = {tier.value: self._amount(count) for tier, count in found.chunks.items()}
+            answer.set_result({"replica": self._replica, "found": known, "asked": self._amount(len(chunks))})
+
+        self._prefetches.look_up(chunks, tenant, told)
+        self._wake()
+
+    def named(self, naming: Naming, then: Callable[[Sequence[Chunk]], None], answer: "Future[dict[str, Any]]") -> None:
+        """Call `then` with the chunks of a text, once it is named: a slice in each turn, beside requests with little
+        of a core.
+        """
+        self._namings.append((naming, then, answer))
         self._wake()
 
     def turn(self) -> None:
@@ -72,11 +84,11 @@ class Announcer:
         self._woken.set()
 
     def _hash(self) -> None:
-        """Hash the next slice of the oldest text, and announce the text behind its last."""
+        """Hash the next slice of the oldest text, and hand on the text behind its last."""
         now_s, is_busy = self._clock.monotonic(), self._prefetches.is_busy
         if not self._namings or (is_busy and now_s < self._hash_s):
             return
-        naming, tenant, hold_s, answer = self._namings[0]
+        naming, then, answer = self._namings[0]
         began_s = time.thread_time()
         try:
             is_named = naming.go_on()
@@ -87,7 +99,7 @@ class Announcer:
         self._hash_s = now_s + _HASH_RESTS * rest_s(time.thread_time() - began_s)
         if is_named:
             self._namings.popleft()
-            self.announce(in_order(naming.text.all_chunks()), tenant, hold_s, answer)
+            then(in_order(naming.text.all_chunks()))
         elif not is_busy:
             self._knock()
 

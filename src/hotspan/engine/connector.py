@@ -255,9 +255,16 @@ class HotspanConnector(OffloadingConnector):
 
     @netted(lambda: None)
     def _report(self, request: Request) -> dict[str, Any] | None:
-        """What the answer says in its `kv_transfer_params`: of blending, and of why its tokens were computed."""
-        blend, explained = self.manager.end_blend(request.request_id), self.manager.explained(request.request_id)
-        return ({"blend": blend} if blend else {}) | ({"explain": explained} if explained else {}) or None
+        """What the answer says in its `kv_transfer_params`: of blending, of why its tokens were computed, and of wrong
+        directives.
+        """
+        name = request.request_id
+        said = {
+            "blend": self.manager.end_blend(name),
+            "explain": self.manager.explained(name),
+            "refused": self.manager.refused(name),
+        }
+        return {part: told for part, told in said.items() if told} or None
 
     def _leave_out(self, subject: object) -> None:
         """Nothing of a request is cached any more."""

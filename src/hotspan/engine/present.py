@@ -288,6 +288,12 @@ class PresentRequests:
             self.explainer.cleared_s = self._clock.monotonic()
 
     @netted(lambda: None)
+    def refused(self, request_id: str) -> str | None:
+        """A request ended; what was wrong with its directives, None if nothing was."""
+        record = self._records.get(request_id)
+        return None if record is None else record.refused or None
+
+    @netted(lambda: None)
     def explained(self, request_id: str) -> dict[str, Any] | None:
         """A request ended; what its answer says of why its tokens were computed, if it asked for that."""
         record = self._records.get(request_id)

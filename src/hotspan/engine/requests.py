@@ -76,6 +76,7 @@ class RequestRecord(Reader):
     is_renamed:  it was invalidated while it ran, or while its text was held: its blocks have random names.
     held_since_s: since when its text is held, by the monotonic clock; None if that is not known.
     left_out:    why nothing of it is found or kept, by the names of the reasons (cache/reasons.py); None if all may be.
+    refused:     what is wrong with its directives, which its answer says.
     explains:    its answer says why its tokens were computed. places, form, holds: as `Directives` has them.
     past:        itself, as later requests are compared with it.
     sources:     tokens of the chunks that it loads, by tier; the end of its text last. is_blended: it is blended.
@@ -107,6 +108,7 @@ class RequestRecord(Reader):
     has_failed_load: bool = False
     failed_load: frozenset[OffloadKey] | None = None
     left_out: str | None = None
+    refused: str = ""
     explains: bool = False
     places: Places = ()
     form: int = 0
@@ -263,10 +265,12 @@ class Admission:
         if not isinstance(request.kv_transfer_params, dict | None):
             request.kv_transfer_params = None  # the engine would fail on it, too
             LEFT_OUT.note("directives")
-            return self.left_out(request, "directives")
+            return self.left_out(request, "directives", refused="kv_transfer_params is no object")
         directives = self._directives(request)
-        if directives is None or self._has_unnamed_media(request):
-            return self.left_out(request, "directives" if directives is None else "media", directives)
+        if isinstance(directives, str):
+            return self.left_out(request, "directives", refused=directives)
+        if self._has_unnamed_media(request):
+            return self.left_out(request, "media", directives)
         self._has_outputs |= bool(request.mm_features)
         if not self.is_open or (request.mm_features and self._has_old_outputs):
             LEFT_OUT.note("weights")
@@ -328,7 +332,9 @@ class Admission:
     def _is_named(self, lora: LoRARequest) -> bool:
         return self._is_as_loaded(lora) and self.adapters.of(lora.lora_int_id, lora.lora_path) is not None
 
-    def left_out(self, request: Request, why: str = "error", directives: Directives | None = None) -> RequestRecord:
+    def left_out(
+        self, request: Request, why: str = "error", directives: Directives | None = None, refused: str = ""
+    ) -> RequestRecord:
         """The record of a request of which nothing is cached, and why; its directives where they are known."""
         known = directives or Directives()
         return RequestRecord(
@@ -338,6 +344,7 @@ class Admission:
             may_store=False,
             terms=Terms() if directives is None else Terms(tenant=tenant_label(known.tenant)),
             left_out=why,
+            refused=refused,
             explains=known.explain,
         )
 
@@ -366,10 +373,9 @@ class Admission:
         is_named = self._settings.is_served and SERVER_DIRECTIVES in (request.kv_transfer_params or {})
         return bool(request.mm_features) and not is_named
 
-    def _directives(self, request: Request) -> Directives | None:
-        """The server's directives for the request, or the request's own where there is no hotspan server.
-
-        None for those that can't be told or trusted: what only hotspan's server may say, and it does not stand there.
+    def _directives(self, request: Request) -> Directives | str:
+        """The server's directives for the request, or the request's own where there is no hotspan server; or why they
+        can't be told or trusted: what only hotspan's server may say, and it does not stand there.
         """
         params = request.kv_transfer_params or {}
         given = params.get(SERVER_DIRECTIVES)
@@ -379,12 +385,12 @@ class Admission:
                     raise ValueError(f"only `hotspan serve` may send {SERVER_DIRECTIVES!r}")
                 return Directives.from_json(given)
             if self._settings.is_strict:
-                return None
+                return "no server has named its tenant"
             return parse_directives({name: params[name] for name in CLIENT_DIRECTIVES if name in params})
         except (*MALFORMED, AttributeError) as error:
             LEFT_OUT.note("directives")
             logger.warning("directives_refused request=%s: it is not cached: %.200s", request.request_id, error)
-            return None
+            return f"{error}"[:200] or type(error).__name__
 
 
 def _session(directives: Directives) -> SessionId | None:

@@ -37,6 +37,9 @@ STATELESS = (
 PREFETCH = "/hotspan/cache/prefetch"
 """Announces a request, to the replica that will get it."""
 
+LOOKUP = "/hotspan/cache/lookup"
+"""Tells what is cached of a text."""
+
 PIN = "/hotspan/cache/pin"
 """Has chunks evicted last."""
 

@@ -18,7 +18,7 @@ from hotspan.core.terms import DEFAULT_TENANT, tenant_label
 from hotspan.http.dashboard import DASHBOARD, HTML, dashboard
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import note_read
-from hotspan.http.paths import EXPLAIN, PIN, PREFETCH
+from hotspan.http.paths import EXPLAIN, LOOKUP, PIN, PREFETCH
 from hotspan.server.adapters.registry import AdapterRegistry, EngineAdapter
 from hotspan.server.administered import Administered
 from hotspan.server.announce import Announcement, Pinning, command_of, owner_of, pin_of
@@ -158,6 +158,13 @@ class CacheAdmin:
 
     async def prefetch(self, asked: Announcement) -> Json:
         """Bring what disk and L2 have of an announced prompt, session or document into RAM, before its request."""
+        return await self._announced(asked, {})
+
+    async def lookup(self, asked: Announcement) -> Json:
+        """How much of a prompt, or of what a session or tags name, each tier has. Nothing is loaded, or kept longer."""
+        return await self._announced(asked, {"do": "lookup"})
+
+    async def _announced(self, asked: Announcement, do: Json) -> Json:
         self.need_cache()
         owner = owner_of(current_principal(), asked.tenant)
         adapter = None
@@ -170,7 +177,7 @@ class CacheAdmin:
             command = await command_of(asked, self._engine, owner)
             if adapter is not None:
                 command |= {"adapter_name": adapter.name, "adapter_path": adapter.path}
-            return {"replicas": await self.ask(command, DURABLE_S)}
+            return {"replicas": await self.ask(command | do, DURABLE_S)}
 
     async def pin(self, asked: Pinning) -> Json:
         """Have what carries some tags evicted last, up to a quota within the tenant's floor, until an end."""
@@ -350,6 +357,7 @@ def admin_router(admin: CacheAdmin) -> APIRouter:
     router.get("/hotspan/cache")(admin.stats)
     router.post("/hotspan/cache/invalidate")(admin.invalidate)
     router.post(PREFETCH)(admin.prefetch)
+    router.post(LOOKUP)(admin.lookup)
     router.post(PIN)(admin.pin)
     router.post(EXPLAIN)(admin.explain)
     router.post("/hotspan/cache/clear")(admin.clear)

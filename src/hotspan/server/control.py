@@ -2,7 +2,8 @@
 
     hotspan cache --HTTP--> ControlSocket, a thread of the engine core's process --> ControlApp --> scheduler's thread
 
-Nothing but the socket is made before the first call.
+Nothing but the socket is made before the first call. With `admin_address` the same is served by TCP, for who has the
+admin token.
 """
 
 import contextlib
@@ -10,13 +11,15 @@ import logging
 import os
 import select
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hotspan.config.control import socket_path
+from hotspan.config.admin_token import admin_token
+from hotspan.config.control import ByTcp, socket_path
 from hotspan.config.environment import environment
+from hotspan.core.errors import ConfigError
 from hotspan.core.threads import start
 from hotspan.engine.plugin import offer_control
 from hotspan.engine.plugin import register as register_connector
@@ -43,15 +46,42 @@ def open_control(administrator: "Administrator", config: Any) -> Callable[[], No
 
     config:  vLLM's.
     Returns: what closes it.
+    Raises:  ConfigError if there is an `admin_address` that can't be had, or its token can't be used.
     """
-    try:
-        path = socket_path(owner_process(), config.instance_id, core_rank(config), environment())
-        opened = ControlSocket(path, administrator, config)
-    except Exception as error:  # of whatever kind, also where a release of vLLM's has other names: no start fails by it
-        logger.warning("administration_not_open error=%s (the engine runs without it)", error)
-        return lambda: None
-    logger.info("administration_open server=unix:%s", path)
-    return opened.close
+    with contextlib.ExitStack() as opened:
+        by_tcp = opened.enter_context(_by_tcp(config))
+        try:
+            path = socket_path(owner_process(), config.instance_id, core_rank(config), environment())
+            opened.callback(ControlSocket(path, administrator, config, by_tcp).close)
+        except Exception as error:  # of whatever kind, also where vLLM has other names: no start fails by it
+            if by_tcp is not None:
+                raise ConfigError(f"admin_address: the engine's socket can't be opened ({error})") from error
+            logger.warning("administration_not_open error=%s (the engine runs without it)", error)
+            return lambda: None
+        logger.info("administration_open server=unix:%s", path)
+        if by_tcp is not None:
+            logger.info("administration_open server=http://%s:%d", *by_tcp.listener.getsockname()[:2])
+        return opened.pop_all().close
+
+
+@contextlib.contextmanager
+def _by_tcp(config: Any) -> Iterator[ByTcp | None]:
+    """The socket of `admin_address`, not yet listening; of a host's cores the first one has it. Raises: ConfigError."""
+    given = config.kv_transfer_config.kv_connector_extra_config["hotspan"].get("admin")
+    if given is None or getattr(config.parallel_config, "data_parallel_rank_local", 0):
+        yield None
+        return
+    host, port, file = given["host"], given["port"], given["token_file"]
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with contextlib.ExitStack() as opened:
+        listener = opened.enter_context(socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            raise ConfigError(f"admin_address {host}:{port} can't be had ({error.strerror}): give another") from error
+        token = opened.enter_context(admin_token(port, None if file is None else Path(file), environment()))
+        yield ByTcp(listener, token)
 
 
 def owner_process() -> int:
@@ -69,16 +99,19 @@ def core_rank(config: Any) -> int:
 class ControlSocket:
     """One engine core's. Serves on a thread of its own from the first connection on."""
 
-    def __init__(self, path: Path, administrator: "Administrator", config: Any) -> None:
+    def __init__(self, path: Path, administrator: "Administrator", config: Any, by_tcp: ByTcp | None = None) -> None:
         self._path = path
         self._administrator = administrator
         self._config = config
+        self._by_tcp = by_tcp
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._ends, self._end = socket.socketpair()
         try:
             path.unlink(missing_ok=True)
             self._listener.bind(str(path))  # in a directory that nobody else can enter
             self._listener.listen(_BACKLOG)
+            if by_tcp is not None:
+                by_tcp.listener.listen(_BACKLOG)
         except BaseException:
             self._let_go()
             raise
@@ -95,13 +128,17 @@ class ControlSocket:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        ready, _, _ = select.select([self._listener, self._ends], [], [])
+        awaited = [self._listener, self._ends, *([] if self._by_tcp is None else [self._by_tcp.listener])]
+        ready, _, _ = select.select(awaited, [], [])
         if self._ends in ready:
             return
-        from hotspan.server.control_app import serve  # FastAPI, which an engine core that nobody calls does without
+        from hotspan.server.control_app import (  # FastAPI, which an engine core that nobody calls does without
+            CoreEngine,
+            serve,
+        )
 
-        rank = core_rank(self._config)
-        serve(self._listener, self._ends, self._path, rank, self._administrator, self._config)
+        engine = CoreEngine(self._path, core_rank(self._config), self._administrator, self._config)
+        serve(engine, self._config, self._listener, self._ends, self._by_tcp)
 
     def _let_go(self) -> None:
         for each in (self._listener, self._ends, self._end):

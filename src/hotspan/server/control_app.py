@@ -1,22 +1,24 @@
-"""hotspan's routes in an engine core's process, for who has its socket: that is the administrator."""
+"""hotspan's routes in an engine core's process, for the administrator: who has its socket, or the admin token."""
 
 import asyncio
 import http.client
 import json
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from hotspan.config.control import peers
+from hotspan.config.admin_token import HOW_TO_GIVE
+from hotspan.config.control import ByTcp, peers
 from hotspan.config.settings import CacheSettings
 from hotspan.config.tenants import Tenants
 from hotspan.core.errors import EngineError
@@ -27,7 +29,7 @@ from hotspan.http.serving import listen
 from hotspan.http.unix import UnixConnection
 from hotspan.server.admin import CacheAdmin, admin_router
 from hotspan.server.exchange import OwnRoute
-from hotspan.server.principal import Principal, asking
+from hotspan.server.principal import Credentials, Principal, asking
 
 if TYPE_CHECKING:
     from hotspan.engine.admin import Administrator
@@ -161,22 +163,42 @@ def _answered(error: HttpError) -> Response:
     return JSONResponse(error.body(error.status), error.status, error.headers)
 
 
+class ForToken:
+    """An app for who sends the admin token, in the head of each request."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._credentials = Credentials(Tenants(), token)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        principal = self._credentials.identify(Headers(scope=scope)) if scope["type"] == "http" else None
+        if principal is None or not principal.is_admin:
+            error = HttpError(401, f"this is for the administrator: {HOW_TO_GIVE}", code="invalid_api_key")
+            await _answered(error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
 def serve(
-    listener: socket.socket, ends: socket.socket, path: Path, rank: int, administrator: "Administrator", config: Any
+    engine: CoreEngine, config: Any, listener: socket.socket, ends: socket.socket, by_tcp: ByTcp | None = None
 ) -> None:
-    """Answer on a listening socket until something can be read from `ends`."""
+    """Answer on listening sockets until something can be read from `ends`."""
     settings = CacheSettings.from_json(config.kv_transfer_config.kv_connector_extra_config["hotspan"])
     with _making:
-        app = app_of(CoreEngine(path, rank, administrator, config), settings)
-    asyncio.run(_serve(app, listener, ends))
+        app = app_of(engine, settings)
+    served = [(app, listener)] if by_tcp is None else [(app, listener), (ForToken(app, by_tcp.token), by_tcp.listener)]
+    asyncio.run(_serve(served, ends))
 
 
-async def _serve(app: ASGIApp, listener: socket.socket, ends: socket.socket) -> None:
-    listener.setblocking(False)
+async def _serve(served: Sequence[tuple[ASGIApp, socket.socket]], ends: socket.socket) -> None:
     ends.setblocking(False)
-    server = await listen(app, HttpLimits(), listener, ServerState())
+    servers = []
+    for app, listener in served:
+        listener.setblocking(False)
+        servers.append(await listen(app, HttpLimits(), listener, ServerState()))
     await asyncio.get_running_loop().sock_recv(ends, 1)
-    server.close()
+    for server in servers:
+        server.close()
 
 
 def _passed_on(path: Path, command: Mapping[str, Any], timeout_s: float | None) -> Json:

@@ -16,7 +16,7 @@ from hotspan.http.bodies import LOG, MAX_TEXT_BYTES
 from hotspan.http.connections import HttpLimits
 from hotspan.http.errors import RETRY_S
 from hotspan.http.exchange import JSON, Exchange
-from hotspan.http.paths import AUDIO, BY_NAME, INVOCATIONS, PREFETCH, STATELESS, WORK, is_small
+from hotspan.http.paths import AUDIO, BY_NAME, INVOCATIONS, LOOKUP, PREFETCH, STATELESS, WORK, is_small
 from hotspan.server.adapters.registry import AdapterRegistry
 from hotspan.server.admission import Admission
 from hotspan.server.exchange import AppExchange
@@ -39,7 +39,7 @@ LMI_HAS = (INVOCATIONS, *BY_NAME, "/v1/chat/completions")
 _COUNTED = frozenset((*WORK, *LMI_HAS))
 """Routes whose posts take a place in the queue."""
 
-_OF_TEXT = (_COUNTED | {*STATELESS, PREFETCH}) - {*AUDIO}
+_OF_TEXT = (_COUNTED | {*STATELESS, PREFETCH, LOOKUP}) - {*AUDIO}
 """Routes whose bodies are a prompt, which is text unless the model takes other media."""
 
 

@@ -22,6 +22,7 @@ from hotspan.http.paths import (
     CANCEL,
     EXPLAIN,
     INVOCATIONS,
+    LOOKUP,
     PIN,
     PREFETCH,
     PRIVILEGED,
@@ -64,7 +65,7 @@ CLIENT = (
     *("/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc", "/static"),
     # A tenant may forget and pin what is its own, announce what it is about to ask, and have it computed before
     # (server/admin.py).
-    *("/hotspan/cache/invalidate", PREFETCH, PIN, EXPLAIN, WARM, WARM_UP),
+    *("/hotspan/cache/invalidate", PREFETCH, LOOKUP, PIN, EXPLAIN, WARM, WARM_UP),
 )
 
 ADMIN = (
@@ -88,7 +89,7 @@ ADMIN = (
 CLIENT_READS = tuple(f"GET {path}" for path in ADAPTER_READS)
 """What a client may look at and only the administrator may change; a method before a path goes before the path."""
 
-SHARED = (*CLIENT_READS, *ADAPTER_WRITES, "/hotspan/cache/invalidate", PREFETCH, PIN, EXPLAIN, WARM, WARM_UP)
+SHARED = (*CLIENT_READS, *ADAPTER_WRITES, "/hotspan/cache/invalidate", PREFETCH, LOOKUP, PIN, EXPLAIN, WARM, WARM_UP)
 """The client's, of which the administrator has need as well: where administration has a port of its own, both have."""
 
 BODILESS = ("GET", "HEAD", "OPTIONS", "TRACE")

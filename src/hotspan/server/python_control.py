@@ -14,7 +14,7 @@ from typing import Any
 from hotspan.config.control import engine_sockets
 from hotspan.config.environment import environment
 from hotspan.core.errors import ConfigError, RefusedError
-from hotspan.http.paths import EXPLAIN, PIN, PREFETCH
+from hotspan.http.paths import EXPLAIN, LOOKUP, PIN, PREFETCH
 from hotspan.http.unix import UnixConnection
 
 _TURN_S = 0.001
@@ -57,6 +57,10 @@ class Control:
     def prefetch(self, **what: Any) -> Json:
         """Bring the text of a prompt, a session or tags into RAM before its request."""
         return self._ask("POST", PREFETCH, what)
+
+    def lookup(self, **what: Any) -> Json:
+        """How much of a prompt, tokens, a session or tags each tier has; nothing is changed."""
+        return self._ask("POST", LOOKUP, what)
 
     def pin(self, tags: Sequence[str], gib: float, hold_s: float = 3600.0) -> Json:
         """Have what carries all of some tags evicted last, up to so many GiB, for so many seconds."""

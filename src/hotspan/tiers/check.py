@@ -170,9 +170,10 @@ def check_offline(path: Path, keys: FrameKeys | None) -> dict[str, Any]:
         raise explained(path, error, TIER.whose) from error
 
 
-def _check_offline(path: Path, keys: FrameKeys | None) -> dict[str, Any]:
+def open_unused(path: Path) -> OpenDirectory:
+    """A directory that no server uses, as it was made. Raises: DirectoryError; OSError."""
     files = Files()
-    table = path / "table"
+    table = path / TIER.table
     if not table.exists():
         raise DirectoryError(f"{path} is no disk tier's directory: it has no table")
     fd = files.open(table, os.O_RDONLY)
@@ -182,7 +183,12 @@ def _check_offline(path: Path, keys: FrameKeys | None) -> dict[str, Any]:
         files.close(fd)
     if geometry is None:
         raise DirectoryError(f"{path} was made by another version of hotspan or is damaged: a server begins it anew")
-    directory = open_directory(path, geometry.slot_bytes, geometry.slab_bytes, is_new=False, step_bytes=0)
+    return open_directory(path, geometry.slot_bytes, geometry.slab_bytes, is_new=False, step_bytes=0)
+
+
+def _check_offline(path: Path, keys: FrameKeys | None) -> dict[str, Any]:
+    directory = open_unused(path)
+    geometry = directory.geometry
     chunks, quarantined = _whole_chunks(directory.table), dict[int, Flaw]()
 
     def quarantine(slot: int, key: ChunkKey, flaws: Mapping[int, Flaw]) -> None:

@@ -1,0 +1,195 @@
+"""Whether the fast tests notice small faults: `make mutants`.
+
+    python -m tests.mutants --each 60 --output benchmarks/results/mutants.json
+
+Draws mutants of each package (tests/mutants/mutate.py), runs for each the tests that run its line, and lists those
+that no test noticed. A survivor that changes nothing a caller could see stands in `equivalent.json` with the reason;
+every other one is real. Ends with status 1 if more than 5 % are.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tests.mutants.house import House, Outcome, preload
+from tests.mutants.mutate import Mutant, is_python, mutants
+
+ROOT = Path(__file__).parents[2]
+EQUIVALENT = Path(__file__).parent / "equivalent.json"
+PACKAGES = ("plan", "config", "formatters", "simulate", "http", "router")
+TESTS = ("plan", "config", "formatters", "simulate", "http", "router", "cli")
+"""Folders of tests that are run, without those that load an engine or take minutes."""
+
+MOST_REAL = 0.05
+_MOST_TESTS, _MOST_S = 120, 60.0
+"""Tests of one mutant, the quickest first, and their seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A test: its seconds, and the lines that it ran of each module."""
+
+    test: str
+    seconds: float
+    lines: dict[str, frozenset[int]]
+
+
+def traced(house: House, workers: int) -> list[dict[str, Any]]:
+    """All tests, with the lines that each runs; without those that fail as it is."""
+    output, report = house.path.parent / "trace", house.path.parent / "report"
+    environment = os.environ | {
+        "PYTHONPATH": f"{house.path / 'src'}:{house.path}",
+        "MUTANTS_ROOT": str(house.path),
+        "MUTANTS_TRACE": str(output),
+    }
+    chosen = ["-m", "not slow and not engine", "-p", "no:schemathesis", "-p", "tests.mutants.trace"]
+    chosen += ["-n", str(workers)] if workers > 1 else []
+    words = [sys.executable, "-m", "pytest", *chosen, "-q", "-rfE", *(f"tests/{each}" for each in TESTS)]
+    with report.open("w") as out:
+        subprocess.run(words, cwd=house.path, env=environment, stdout=out, stderr=out)
+    failed = {line.split()[1] for line in report.read_text().splitlines() if line.startswith(("FAILED ", "ERROR "))}
+    rows = [json.loads(line) for file in output.parent.glob("trace.*") for line in file.read_text().splitlines()]
+    print(f"{len(rows)} tests, {len(failed)} of them fail without a mutant: {sorted(failed)[:5]}", flush=True)
+    return [row for row in rows if row["test"] not in failed]
+
+
+def ran(rows: list[dict[str, Any]]) -> list[Ran]:
+    """Tests with the lines that they run."""
+    return [
+        Ran(row["test"], row["seconds"], {path: frozenset(lines) for path, lines in row["lines"].items()})
+        for row in rows
+    ]
+
+
+def chosen(mutant: Mutant, tests: list[Ran]) -> list[Ran]:
+    """The tests that run a mutant's line, the quickest first; of what runs at the import, those that use the module."""
+    at = range(mutant.lines[0], mutant.lines[1] + 1)
+    is_import = mutant.function == "module" or mutant.function.split(".")[-1][:1].isupper()
+    found = [
+        each
+        for each in tests
+        if (lines := each.lines.get(mutant.path)) and (is_import or any(line in lines for line in at))
+    ]
+    quick: list[Ran] = []
+    for each in sorted(found, key=lambda each: each.seconds):
+        if len(quick) == _MOST_TESTS or sum(one.seconds for one in quick) + each.seconds > _MOST_S:
+            break
+        quick.append(each)
+    return quick or found[:1]
+
+
+def drawn(each: int, seed: int, only: str = "") -> list[Mutant]:
+    """So many mutants of each package, the same ones for the same sources; with `only`, all whose names have it."""
+    found: list[Mutant] = []
+    for package in PACKAGES:
+        sources = {
+            str(file.relative_to(ROOT)): file.read_text()
+            for file in sorted((ROOT / "src" / "hotspan" / package).rglob("*.py"))
+        }
+        all_of = [mutant for path, source in sources.items() for mutant in mutants(path, source)]
+        if only:
+            found += [mutant for mutant in all_of if only in mutant.name and is_python(mutant, sources[mutant.path])]
+            continue
+        random.Random(f"{seed} {package}").shuffle(all_of)
+        found += islice((mutant for mutant in all_of if is_python(mutant, sources[mutant.path])), each)
+    return found
+
+
+def tried(house: House, mutant: Mutant, known: list[Ran]) -> dict[str, Any]:
+    """The row of one mutant."""
+    tests = chosen(mutant, known)
+    row: dict[str, Any] = {"mutant": mutant.name, "line": mutant.lines[0], "tests": len(tests)}
+    if not tests:
+        return row | {"outcome": Outcome.SURVIVED.value, "by": "no test runs it"}
+    seconds = sum(each.seconds for each in tests)
+    outcome, by = house.trial(mutant, [each.test for each in tests], 60 + 4 * seconds, 300 + 20 * seconds)
+    return row | {"outcome": outcome.value, "by": by}
+
+
+def summed(rows: list[dict[str, Any]], equivalent: dict[str, str]) -> dict[str, Any]:
+    """The result: counts by package, and the survivors, with the reason of those that change nothing."""
+    by_package: dict[str, Counter[str]] = defaultdict(Counter)
+    survivors, real = [], 0
+    for row in rows:
+        counts = by_package[row["mutant"].split("/")[2]]
+        counts["mutants"] += 1
+        if row["outcome"] in (Outcome.KILLED, Outcome.ENDLESS):
+            continue
+        reason = equivalent.get(row["mutant"])
+        counts["equivalent" if reason else "real"] += 1
+        real += not reason
+        survivors.append(row | ({"equivalent": reason} if reason else {}))
+    return {
+        "mutants": len(rows),
+        "real_survivors": real,
+        "share": round(real / max(1, len(rows)), 4),
+        "by_package": {name: dict(counts) for name, counts in by_package.items()},
+        "survivors": survivors,
+    }
+
+
+def _kept(path: Path | None, make: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What a file has; what is made is written there."""
+    if path is not None and path.exists():
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    rows = make()
+    if path is not None:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("--each", type=int, default=60, help="mutants of each package")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="", help="mutants whose name has this, all of them")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--rows", type=Path, help="file to which each outcome is written at once, and read from again")
+    parser.add_argument("--trace", type=Path, help="file for the lines that tests run, which is read if it is there")
+    parser.add_argument("--part", default="1/1", help="of the mutants that are drawn: 1/2 are those of the first half")
+    parser.add_argument("--workers", type=int, default=1, help="processes that trace the tests")
+    given = parser.parse_args()
+    equivalent = json.loads(EQUIVALENT.read_text())
+    begun: dict[str, dict[str, Any]] = {}
+    if given.rows and given.rows.exists():
+        begun = {row["mutant"]: row for row in map(json.loads, given.rows.read_text().splitlines())}
+    part, parts = map(int, given.part.split("/"))
+    picked = drawn(given.each, given.seed, given.only)[part - 1 :: parts]
+    preload()
+    rows = []
+    with House(ROOT) as house:
+        tests: list[Ran] = []
+        if any(each.name not in begun for each in picked):
+            tests = ran(_kept(given.trace, lambda: traced(house, given.workers)))
+        for mutant in picked:
+            row = begun.get(mutant.name) or tried(house, mutant, tests)
+            if mutant.name not in begun:
+                print(time.strftime("%H:%M:%S"), row["outcome"], row["mutant"], row["by"], flush=True)
+                if given.rows:
+                    with given.rows.open("a") as file:
+                        file.write(json.dumps(row) + "\n")
+            rows.append(row)
+    from hotspan.bench.machine import machine_facts
+
+    about = {"machine": machine_facts(), "seed": given.seed, "tests": [f"tests/{each}" for each in TESTS]}
+    result = about | summed(rows, equivalent)
+    print(json.dumps({name: value for name, value in result.items() if name != "survivors"}))
+    for row in result["survivors"]:
+        print("  equivalent" if "equivalent" in row else "  REAL", row["mutant"], f"(line {row['line']}, {row['by']})")
+    if given.output:
+        given.output.write_text(json.dumps(result, indent=1) + "\n")
+    return int(result["real_survivors"] > MOST_REAL * len(rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
