@@ -101,7 +101,7 @@ class KnownBytes(Executor):
     def _get_supported_kv_cache_layouts(self) -> list[str]:
         return ["LBHNC"]
 
-    def _set_kv_cache_layout(self, layout: str) -> None:
+    def _set_kv_cache_layout(self, layout: str, cp_kv_cache_interleave_size: int = 1) -> None:  # the latter since 0.33
         self.cache_config.kv_cache_layout = layout
 
     def _determine_available_memory(self) -> int:
