@@ -123,7 +123,7 @@ class Rank(KnownBytes):
             found = torch.frombuffer(memory, dtype=torch.int8, count=tensor.size, offset=start)
             view = found.view(config.num_blocks, -1)
             listed = (name for name in tensor.shared_by if ENGINE < (0, 27) and isinstance(specs[name], MambaSpec))
-            caches |= {name: view for name in tensor.shared_by} | {name: [view] for name in listed}
+            caches |= dict.fromkeys(tensor.shared_by, view) | {name: [view] for name in listed}
             start += tensor.size
         return caches
 
