@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker
@@ -19,7 +20,7 @@ from hotspan.engine import connector, cuda, opening, spec
 from hotspan.engine.contract import ENGINE
 from hotspan.tiers.slab import SharedSlab
 from kit.cuda.machine import Device, HostRange, Machine
-from kit.cuda.streams import Event, Kernel, Piece, Stream
+from kit.cuda.streams import Event, Kernel, Pieces, Stream
 
 _METADATA = frozenset(
     ("__get__", "view", "as_strided", "stride", "size", "data_ptr", "dim", "numel", "element_size", "storage_offset")
@@ -174,16 +175,17 @@ def _synchronize(machine: Machine) -> None:
         stream.synchronize()
 
 
-def _pieces(src: list[int], dst: list[int], sizes: list[int]) -> list[Piece]:
-    return [Piece(*each) for each in zip(src, dst, sizes, strict=True)]
+def _pieces(src: Any, dst: Any, sizes: Any) -> Pieces:
+    """Copies of what descriptors have at the call."""
+    return Pieces(*(np.array(numbers, np.int64) for numbers in (src, dst, sizes)))
 
 
 def _batched(machine: Machine) -> Callable[..., None]:
     """`ops.swap_blocks_batch`: descriptors are read at the call."""
 
     def swap_blocks_batch(src: Any, dst: Any, sizes: Any, is_src_access_order_any: bool = False, **_: Any) -> None:
-        device, pieces = machine.current, _pieces(src.tolist(), dst.tolist(), sizes.tolist())
-        what = "a store" if pieces and device.is_own(pieces[0].src) else "a load"
+        device, pieces = machine.current, _pieces(*(each.numpy() for each in (src, dst, sizes)))
+        what = "a store" if device.are_own(pieces.src, pieces.sizes).any() else "a load"
         device.copy(_streams[-1], pieces, reads_ahead=is_src_access_order_any, is_kernel=False, what=what)
 
     return swap_blocks_batch

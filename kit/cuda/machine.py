@@ -16,12 +16,15 @@ import numpy.typing as npt
 
 from kit.cuda.clocks import Actor, Races
 from kit.cuda.pinned import Driver
-from kit.cuda.streams import Copy, Kernel, Piece, Stream
+from kit.cuda.streams import Copy, Kernel, Numbers, Pieces, Stream
 
 _NONE = 0
 """PROT_NONE."""
 
 Bytes = npt.NDArray[np.uint8]
+Flags = npt.NDArray[np.bool_]
+Cell = tuple[str, int, int]
+"""A block of a device, or a rank's part of a slot: a kind, and whose and which it is."""
 
 
 class CudaError(RuntimeError):
@@ -37,10 +40,11 @@ class HostRange:
     slot_bytes: int
     rank_bytes: int
 
-    def cell(self, address: int) -> tuple[str, int, int]:
-        """Which rank's part of which slot this is in."""
-        offset = address - self.start
-        return ("slot", offset // self.slot_bytes, offset % self.slot_bytes // self.rank_bytes)
+    def cells(self, addresses: Numbers) -> set[Cell]:
+        """Which ranks' parts of which slots these are in."""
+        slots, offsets = np.divmod(addresses - self.start, self.slot_bytes)
+        parts = np.unique(np.stack([slots, offsets // self.rank_bytes]), axis=1)
+        return {("slot", slot, part) for slot, part in parts.T.tolist()}
 
 
 class Device:
@@ -102,32 +106,29 @@ class Device:
         races.read((("block", self.index, n) for n in set(reads) - written), actor.clock, epoch, what)
         races.write((("block", self.index, n) for n in written), actor.clock, epoch, what)
 
-    def copy(self, stream: Stream, pieces: list[Piece], *, reads_ahead: bool, is_kernel: bool, what: str) -> None:
+    def copy(self, stream: Stream, pieces: Pieces, *, reads_ahead: bool, is_kernel: bool, what: str) -> None:
         """Copies on a stream, in any order. A kernel reads host memory itself, and needs it registered."""
         self.call("cudaMemcpyBatchAsync" if not is_kernel else "cudaLaunchKernel")
         called = dict(self.host.clock)
-        pageable = False
-        for piece in pieces:
-            for address in (piece.src, piece.dst):
-                if not self.is_own(address, piece.size):
-                    if self._range(address, piece.size) is None:
-                        self.fail("an illegal memory access was encountered")
-                        return
-                    if not self.driver.is_registered(address, piece.size):
-                        pageable = True
-        if pageable and is_kernel:
+        own = [self.are_own(addresses, pieces.sizes) for addresses in (pieces.src, pieces.dst)]
+        host = Pieces(
+            np.concatenate([pieces.src[~own[0]], pieces.dst[~own[1]]]),
+            np.empty(0, np.int64),
+            np.concatenate([pieces.sizes[~own[0]], pieces.sizes[~own[1]]]),
+        )
+        pageable = not self.driver.are_registered(host.src, host.sizes)
+        if not self._are_mapped(host.src, host.sizes) or (pageable and is_kernel):
             self.fail("an illegal memory access was encountered")
             return
         copy = Copy(self, pieces, reads_ahead=reads_ahead)
         stream.submit(copy)
         races, epoch = self.machine.races, stream.actor.act()
         seen = called if reads_ahead else stream.actor.clock
-        races.read({self.cell(piece.src) for piece in pieces}, seen, epoch, f"{what} reads")
-        races.write({self.cell(piece.dst) for piece in pieces}, stream.actor.clock, epoch, f"{what} writes")
+        races.read(self.cells(pieces.src), seen, epoch, f"{what} reads")
+        races.write(self.cells(pieces.dst), stream.actor.clock, epoch, f"{what} writes")
         if reads_ahead:
             self.machine.ahead.append(copy)
-            for _ in range(int(len(pieces) * self.machine.chance.random() * self.machine.eager)):
-                copy.read_one()
+            copy.read_ahead(int(len(pieces) * self.machine.chance.random() * self.machine.eager))
         if pageable and self.machine.chance.random() < 0.5:  # the driver may copy such memory before it returns
             target = stream.submitted
             self.machine.run_until(lambda: stream.completed >= target, self)
@@ -145,44 +146,52 @@ class Device:
 
     # -- addresses -----------------------------------------------------------------------------------------------------
 
-    def is_own(self, address: int, size: int = 1) -> bool:
-        """Whether this is memory of the device."""
-        return self.address <= address and address + size <= self.address + self.size
+    def are_own(self, addresses: Numbers, sizes: Numbers) -> Flags:
+        """Which of these are memory of the device."""
+        return (self.address <= addresses) & (addresses + sizes <= self.address + self.size)
 
-    def real(self, address: int, size: int) -> int:
-        """Where the bytes are that the device finds at an address."""
-        return self._real + address - self.address if self.is_own(address, size) else address
+    def real(self, addresses: Numbers, sizes: Numbers) -> Numbers:
+        """Where the bytes are that the device finds at these addresses."""
+        return np.where(self.are_own(addresses, sizes), addresses + (self._real - self.address), addresses)
 
-    def cell(self, address: int) -> tuple[str, int, int]:
-        """The block, or the rank's part of a slot, that an address is in."""
-        if not self.is_own(address):
-            found = self._range(address, 1)
-            if found is None:
-                raise ValueError(f"{address:#x} is nobody's")
-            return found.cell(address)
-        offset = address - self.address
+    def cells(self, addresses: Numbers) -> set[Cell]:
+        """The blocks, and the rank's parts of slots, that addresses are in, each once."""
+        own = self.are_own(addresses, np.int64(1))
+        found = set[Cell]()
+        left = addresses[own] - self.address
         for start, stride, count in self.blocks:
-            if 0 <= offset - start < stride * count:
-                return ("block", self.index, (offset - start) // stride)
-        raise ValueError(f"device {self.index} has no block at {offset}")
-
-    def _range(self, address: int, size: int) -> HostRange | None:
+            if not len(left):
+                break
+            here = (left >= start) & (left < start + stride * count)
+            found.update(("block", self.index, n) for n in np.unique((left[here] - start) // stride).tolist())
+            left = left[~here]
+        if len(left):
+            raise ValueError(f"device {self.index} has no block at {left[0]}")
+        left = addresses[~own]
         for each in self.ranges:
-            if each.start <= address and address + size <= each.start + each.size:
-                return each
-        return None
+            here = (left >= each.start) & (left < each.start + each.size)
+            found |= each.cells(left[here])
+            left = left[~here]
+        if len(left):
+            raise ValueError(f"{left[0]:#x} is nobody's")
+        return found
+
+    def _are_mapped(self, addresses: Numbers, sizes: Numbers) -> bool:
+        """Whether all of these are within memory that the device copies to and from."""
+        within = np.zeros(len(addresses), bool)
+        for each in self.ranges:
+            within |= (addresses >= each.start) & (addresses + sizes <= each.start + each.size)
+        return bool(within.all())
 
     def in_flight(self, start: int, size: int) -> int:
         """How many pieces that are not copied yet touch a range of host memory."""
-        pieces = [
-            piece
+        return sum(
+            operation.touching(start, size)
             for stream in self.machine.streams
             if stream.device is self
             for operation in stream.queue
             if isinstance(operation, Copy)
-            for piece in operation.pieces
-        ]
-        return sum(any(start <= at < start + size for at in (piece.src, piece.dst)) for piece in pieces)
+        )
 
 
 class Machine:
@@ -197,6 +206,7 @@ class Machine:
         self.chance = random.Random(seed)
         self.races = Races()
         self.streams: list[Stream] = []
+        self.busy: list[Stream] = []
         self.ahead: list[Copy] = []
         self.wrong_uses: list[str] = []
         self.copies = self.early = self.operations = self.errors = 0
@@ -227,13 +237,13 @@ class Machine:
 
         must: the host waits, and something is done.
         """
-        able = [stream for stream in self.streams if stream.can_go()]
+        able = [stream for stream in self.busy if stream.can_go()]
         if not able:
             return False
         if self.ahead and self.chance.random() < 0.2:
-            self.ahead = [copy for copy in self.ahead if copy.pieces and copy.device.error is None]
+            self.ahead = [copy for copy in self.ahead if copy.left and copy.device.error is None]
             if self.ahead:
-                self.chance.choice(self.ahead).read_one()
+                self.chance.choice(self.ahead).read_ahead()
         if must:
             self.chance.choices(able, [stream.weight for stream in able])[0].go()
         elif (stream := self.chance.choice(able)).weight >= 1 or self.chance.random() < stream.weight:

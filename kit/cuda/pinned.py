@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import numpy as np
+
 _OK, _OUT_OF_MEMORY, _ILLEGAL, _ALREADY, _NOT_REGISTERED = 0, 2, 700, 712, 713
 
 
@@ -37,9 +39,12 @@ class Driver:
         self.registered: dict[int, int] = {}
         self.last_error = _OK
 
-    def is_registered(self, address: int, size: int) -> bool:
-        """Whether all of a range is within one registration."""
-        return any(start <= address and address + size <= start + n for start, n in self.registered.items())
+    def are_registered(self, addresses: Any, sizes: Any) -> bool:
+        """Whether each of these is within one registration."""
+        within = np.zeros(len(addresses), bool)
+        for start, size in self.registered.items():
+            within |= (addresses >= start) & (addresses + sizes <= start + size)
+        return bool(within.all())
 
     def cudaHostRegister(self, address: int, size: int, flags: int = 0) -> int:
         if self._device.error is not None:

@@ -8,7 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from kit.cuda.clocks import Actor, Clock
+
+Numbers = npt.NDArray[np.int64]
+
+_A_TURN = (1, 1, 4, 32)
+"""Pieces that a turn of a batch may copy: each batch draws one of these."""
 
 
 class Device(Protocol):
@@ -27,19 +35,26 @@ class Device(Protocol):
         """One operation more."""
         ...
 
-    def real(self, address: int, size: int) -> int:
-        """Where the bytes are that the device finds at an address."""
+    def real(self, addresses: Numbers, sizes: Numbers) -> Numbers:
+        """Where the bytes are that the device finds at these addresses."""
         ...
 
 
-@dataclass(slots=True)
-class Piece:
-    """A range of bytes to copy. ahead: they were read before the stream came to them."""
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Ranges of bytes to copy: addresses and sizes, int64[pieces] each."""
 
-    src: int
-    dst: int
-    size: int
-    ahead: bytes | None = None
+    src: Numbers
+    dst: Numbers
+    sizes: Numbers
+
+    @classmethod
+    def of(cls, *pieces: tuple[int, int, int]) -> Pieces:
+        """From source, destination and size of each."""
+        return cls(*np.array(pieces, np.int64).reshape(-1, 3).T)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
 
 
 class Operation:
@@ -55,27 +70,52 @@ class Operation:
 
 
 class Copy(Operation):
-    """A batch of copies. reads_ahead: sources may be read from the call on (CU_MEMCPY_SRC_ACCESS_ORDER_ANY)."""
+    """A batch of copies, in any order: a turn makes some of them, as many as a turn of this batch makes.
 
-    def __init__(self, device: Device, pieces: list[Piece], *, reads_ahead: bool) -> None:
-        self.device, self.pieces, self.reads_ahead = device, pieces, reads_ahead
+    reads_ahead: sources may be read from the call on (CU_MEMCPY_SRC_ACCESS_ORDER_ANY).
+    """
 
-    def read_one(self) -> None:
-        """Read the source of a piece before its time."""
-        if self.pieces:
-            piece = self.device.machine.chance.choice(self.pieces)
-            if piece.ahead is None:
-                piece.ahead = ctypes.string_at(self.device.real(piece.src, piece.size), piece.size)
+    def __init__(self, device: Device, pieces: Pieces, *, reads_ahead: bool) -> None:
+        self.device, self.reads_ahead = device, reads_ahead
+        chance = device.machine.chance
+        order = np.random.default_rng(chance.getrandbits(64)).permutation(len(pieces))
+        self._left = [
+            *zip(
+                device.real(pieces.src[order], pieces.sizes[order]).tolist(),
+                device.real(pieces.dst[order], pieces.sizes[order]).tolist(),
+                pieces.sizes[order].tolist(),
+                strict=True,
+            )
+        ]
+        self._ahead: dict[int, bytes] = {}
+        self._a_turn: int = chance.choice(_A_TURN)
+
+    @property
+    def left(self) -> int:
+        """How many pieces are not copied yet."""
+        return len(self._left)
+
+    def touching(self, start: int, size: int) -> int:
+        """How many pieces that are not copied yet touch a range of host memory."""
+        return sum(any(start <= at < start + size for at in piece[:2]) for piece in self._left)
+
+    def read_ahead(self, count: int = 1) -> None:
+        """Read the sources of some pieces before their time."""
+        chance = self.device.machine.chance
+        for _ in range(count if self._left else 0):
+            place = chance.randrange(len(self._left))
+            if place not in self._ahead:
+                src, _, size = self._left[place]
+                self._ahead[place] = ctypes.string_at(src, size)
                 self.device.machine.early += 1
 
     def go(self) -> bool:
-        device = self.device
-        if self.pieces:
-            piece = self.pieces.pop(device.machine.chance.randrange(len(self.pieces)))
-            source: Any = piece.ahead if piece.ahead is not None else device.real(piece.src, piece.size)
-            ctypes.memmove(device.real(piece.dst, piece.size), source, piece.size)
-            device.machine.copies += 1
-        return not self.pieces
+        left, ahead, memmove = self._left, self._ahead, ctypes.memmove
+        for _ in range(min(self._a_turn, len(left))):
+            src, dst, size = left.pop()
+            memmove(dst, ahead.pop(len(left), src), size)
+            self.device.machine.copies += 1
+        return not left
 
 
 class Kernel(Operation):
@@ -145,6 +185,7 @@ class Stream:
         """The host hands over an operation; all that the host has seen happens before it."""
         if not self.queue:
             self.weight = self.device.machine.chance.choice((1.0, 1.0, 0.2, 0.02))
+            self.device.machine.busy.append(self)
         self.actor.learn(self.device.host.clock)
         self.queue.append(operation)
         self.submitted += 1
@@ -175,6 +216,8 @@ class Stream:
         if self.device.error is None and self.queue[0].go():
             self.queue.popleft()
             self.completed += 1
+            if not self.queue:
+                self.device.machine.busy.remove(self)
 
 
 class Event:

@@ -122,7 +122,8 @@ class Rank(KnownBytes):
         for tensor in config.kv_cache_tensors:
             found = torch.frombuffer(memory, dtype=torch.int8, count=tensor.size, offset=start)
             view = found.view(config.num_blocks, -1)
-            caches |= {name: [view] if isinstance(specs[name], MambaSpec) else view for name in tensor.shared_by}
+            listed = (name for name in tensor.shared_by if ENGINE < (0, 27) and isinstance(specs[name], MambaSpec))
+            caches |= dict.fromkeys(tensor.shared_by, view) | {name: [view] for name in listed}
             start += tensor.size
         return caches
 

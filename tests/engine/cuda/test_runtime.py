@@ -11,7 +11,7 @@ import torch
 from kit.cuda.clocks import Actor, Races
 from kit.cuda.install import DeviceTensor, installed
 from kit.cuda.machine import CudaError, Device, HostRange, Machine
-from kit.cuda.streams import Event, Piece, Stream
+from kit.cuda.streams import Event, Pieces, Stream
 
 SIZE = 4096
 
@@ -64,8 +64,8 @@ def test_a_source_may_be_read_from_the_call_on(machine: Machine) -> None:
     for reads_ahead in (True, False):
         memory[:] = 1
         stream = Stream(device)
-        piece = Piece(memory.ctypes.data, device.address, SIZE)
-        device.copy(stream, [piece], reads_ahead=reads_ahead, is_kernel=False, what="a load")
+        pieces = Pieces.of((memory.ctypes.data, device.address, SIZE))
+        device.copy(stream, pieces, reads_ahead=reads_ahead, is_kernel=False, what="a load")
         memory[:] = 2
         stream.synchronize()
         seen[reads_ahead] = int(device.memory[0])
@@ -112,7 +112,7 @@ def test_a_kernel_needs_registered_memory(machine: Machine) -> None:
     device = machine.devices[0]
     memory = host(device)
     assert device.driver.cudaHostUnregister(memory.ctypes.data) == 0
-    pieces = [Piece(memory.ctypes.data, device.address, SIZE)]
+    pieces = Pieces.of((memory.ctypes.data, device.address, SIZE))
     device.copy(device.compute, pieces, reads_ahead=False, is_kernel=False, what="a load")
     device.copy(device.compute, pieces, reads_ahead=False, is_kernel=True, what="a load")
     assert device.error is not None
@@ -122,7 +122,7 @@ def test_memory_let_go_while_it_is_copied_is_noticed(machine: Machine) -> None:
     """Unregistering a range that a copy in flight reads or writes is noted as a wrong use of the driver."""
     device = machine.devices[0]
     memory = host(device)
-    pieces = [Piece(memory.ctypes.data, device.address, SIZE)]
+    pieces = Pieces.of((memory.ctypes.data, device.address, SIZE))
     device.copy(Stream(device), pieces, reads_ahead=False, is_kernel=False, what="a load")
     device.driver.cudaHostUnregister(memory.ctypes.data)
     assert machine.wrong_uses == ["memory is unregistered before 1 copies of it are done"]

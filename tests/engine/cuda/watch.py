@@ -21,7 +21,7 @@ from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.slab import SharedSlab
 from kit.cuda.clocks import Actor
 from kit.cuda.machine import Device, Machine
-from kit.cuda.streams import Piece, Stream
+from kit.cuda.streams import Pieces, Stream
 
 Part = tuple[int, int]
 """A slot and a rank."""
@@ -78,13 +78,17 @@ class Watch:
         for slot in slots:
             self._covered[slot, self.machine.current.index] = []
 
-    def covers(self, device: Device, pieces: list[Piece]) -> None:
+    def covers(self, device: Device, pieces: Pieces) -> None:
         """A store covers these bytes."""
-        for piece in pieces:
-            if device.is_own(piece.src):
-                _, slot, rank = device.cell(piece.dst)
-                start = (piece.dst - device.ranges[0].start) % device.ranges[0].slot_bytes
-                self._covered[slot, rank].append((start, start + piece.size))
+        own = device.are_own(pieces.src, pieces.sizes)
+        if not own.any():
+            return
+        host = device.ranges[0]
+        slots, starts = np.divmod(pieces.dst[own] - host.start, host.slot_bytes)
+        ends, ranks = starts + pieces.sizes[own], starts // host.rank_bytes
+        for slot, rank in set(zip(slots.tolist(), ranks.tolist(), strict=True)):
+            here = (slots == slot) & (ranks == rank)
+            self._covered[slot, rank] += _joined(starts[here], ends[here])
 
     def leftovers(self, entries: list[Entry]) -> int:
         """How many bytes of chunks, that lie as they were stored, are neither stored nor zero."""
@@ -160,7 +164,7 @@ def _wrappers(watch: Watch) -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
         return wrapper
 
     def copy(inner: Any) -> Any:
-        def wrapper(self: Device, stream: Stream, pieces: list[Piece], **how: Any) -> None:
+        def wrapper(self: Device, stream: Stream, pieces: Pieces, **how: Any) -> None:
             watch.covers(self, pieces)
             inner(self, stream, pieces, **how)
 
@@ -173,6 +177,15 @@ def _wrappers(watch: Watch) -> Iterator[tuple[Any, str, Callable[[Any], Any]]]:
     yield Gaps, "blank", blank
     yield CudaWorker, "submit_store", store
     yield Device, "copy", copy
+
+
+def _joined(starts: Any, ends: Any) -> list[tuple[int, int]]:
+    """Ranges of bytes, of which those that touch are one."""
+    order = np.argsort(starts)
+    starts, ends = starts[order], np.maximum.accumulate(ends[order])
+    begins = np.concatenate([[True], starts[1:] > ends[:-1]])
+    stops = np.concatenate([begins[1:], [True]])
+    return list(zip(starts[begins].tolist(), ends[stops].tolist(), strict=True))
 
 
 def address_of(view: memoryview) -> int:

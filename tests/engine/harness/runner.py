@@ -17,6 +17,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.worker.worker_base import CompilationTimes
 
 _LAYER = "model.layers.0.self_attn.attn"
 _HEAD = 8
@@ -101,7 +102,7 @@ class KnownBytes(Executor):
     def _get_supported_kv_cache_layouts(self) -> list[str]:
         return ["LBHNC"]
 
-    def _set_kv_cache_layout(self, layout: str) -> None:
+    def _set_kv_cache_layout(self, layout: str, cp_kv_cache_interleave_size: int = 1) -> None:  # the latter since 0.33
         self.cache_config.kv_cache_layout = layout
 
     def _determine_available_memory(self) -> int:
@@ -110,8 +111,8 @@ class KnownBytes(Executor):
     def _get_supported_tasks(self) -> tuple[str, ...]:
         return ("generate",)
 
-    def compile_or_warm_up_model(self) -> None:
-        return
+    def _compile_or_warm_up_model(self) -> CompilationTimes:
+        return CompilationTimes(0.0, 0.0)
 
     def get_kv_connector_handshake_metadata(self) -> Any:
         return []
