@@ -172,9 +172,10 @@ def test_memory_is_bounded() -> None:
         policy.ended(key_of(f"text {n}"), rng.choice(list(Ending)))
     policy.check()
     policy.uses.check()
-    assert all(len(each) <= KINDS for each in policy._kinds.values())
-    entries = sum(len(each.entries()) + len(each._young) for lists in policy._kinds.values() for each in lists.values())
-    assert entries <= 12 * 64 + 200 * KINDS
+    tenants = policy._tenants.values()
+    assert all(len(held.lines) <= 2 * KINDS for held in tenants)
+    assert sum(len(line) for held in tenants for line in held.lines.values()) <= len(policy) <= 64
+    assert all(len(line._odd.entries()) <= 2 * 64 + 65 for held in tenants for line in held.lines.values())
 
 
 @pytest.mark.parametrize("name", EVICTIONS)

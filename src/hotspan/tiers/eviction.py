@@ -26,13 +26,16 @@ from heapq import heapify, heappop, heappush
 
 from hotspan.core.multimap import Multimap
 from hotspan.core.types import ChunkKey
-from hotspan.tiers.leaves import Held, Leaf, Leaves, Node
+from hotspan.tiers.leaves import Ends, Held, Leaf, Leaves, Node
 from hotspan.tiers.shares import Share, Shares
 
 __all__ = ["LeafArc", "Share", "Shares"]
 
 _IDLE_TURNS = 16
 """In uses and arrivals of as many chunks as the tier holds."""
+
+_MAX_MOVED = 32
+"""Tenants whose places are looked at together, so that no decision waits for more."""
 
 
 class LeafArc:
@@ -55,6 +58,7 @@ class LeafArc:
         self._sharing = 0  # tenants here that have the default floor
         # (time of a tenant's first leaf, tenant), heaps by the tenant's rank; entries go stale as in `Leaves`.
         self._payers: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])
+        self._moved: list[Held] = []  # tenants that may stand elsewhere: looked at when somebody has to pay
         self._now = 0
 
     def __len__(self) -> int:
@@ -76,11 +80,10 @@ class LeafArc:
             raise ValueError("the chunk is here already")
         self._now += 1
         held = self._tenants.get(tenant) or self._arrive(tenant)
-        into = self._list_for(held, key)
+        into = held.list_for(key)
         into.chunks += 1
         node = self._nodes[key] = Node(parent, held.tenant, self._now, into is held.often)
         held.size += 1
-        self._used(key, node)
         if key not in self._children:
             self._offer(held, key, node, parent)
         if parent is not None:
@@ -134,7 +137,6 @@ class LeafArc:
                 held.once.chunks -= 1
                 held.often.chunks += 1
                 node.is_often = True
-            self._used(key, node)
             if key not in self._children:
                 self._offer(held, key, node)
         for held in touched.values():
@@ -186,7 +188,8 @@ class LeafArc:
 
         is_modest: others pay only while the tenant is below its floor.
         """
-        passed: list[tuple[Held, Leaves, Leaf]] = []
+        passed: list[tuple[Held, Ends, Leaf]] = []
+        self._settle()
         own = self._tenants.get(tenant)
         others_pay = self.may_add(tenant, size)
         if is_modest:
@@ -194,7 +197,7 @@ class LeafArc:
         found = self._payers_first(may_go, passed) if others_pay else None
         while found is None and own is not None and (first := self._first(own)) is not None:
             found = self._unless_pinned(own, *first, may_go, passed)
-        for held, leaves, leaf in passed:
+        for held, leaves, leaf in reversed(passed):
             leaves.push(leaf)
             self._post(held)
         return found
@@ -240,6 +243,7 @@ class LeafArc:
 
     def check(self) -> None:
         """Raise AssertionError if the books do not agree."""
+        self._settle()
         children: dict[ChunkKey, set[ChunkKey]] = {}
         chunks: dict[tuple[int, bool], int] = {}
         sizes: dict[int, int] = {}
@@ -276,7 +280,7 @@ class LeafArc:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _payers_first(
-        self, may_go: Callable[[ChunkKey], bool], passed: list[tuple[Held, Leaves, Leaf]]
+        self, may_go: Callable[[ChunkKey], bool], passed: list[tuple[Held, Ends, Leaf]]
     ) -> ChunkKey | None:
         """The first leaf of all tenants above their floors.
 
@@ -311,20 +315,36 @@ class LeafArc:
     def _unless_pinned(
         self,
         held: Held,
-        leaves: Leaves,
+        leaves: Ends,
         leaf: Leaf,
         may_go: Callable[[ChunkKey], bool],
-        passed: list[tuple[Held, Leaves, Leaf]],
+        passed: list[tuple[Held, Ends, Leaf]],
     ) -> ChunkKey | None:
         if may_go(leaf[1]):
             return leaf[1]
         leaves.pop(leaf)
         passed.append((held, leaves, leaf))
-        self._post(held)
+        self._stand(held)
         return None
 
     def _post(self, held: Held) -> None:
-        """Put a tenant where it stands among those who may have to pay; to be called after each change of it."""
+        """A tenant has changed, so that it may stand elsewhere among those who may have to pay."""
+        if not held.is_moved:
+            held.is_moved = True
+            self._moved.append(held)
+            if len(self._moved) >= _MAX_MOVED:
+                self._settle()
+
+    def _settle(self) -> None:
+        """Put each tenant where it stands now."""
+        moved, self._moved = self._moved, []
+        for held in moved:
+            held.is_moved = False
+            if held.chunks:
+                self._stand(held)
+
+    def _stand(self, held: Held) -> None:
+        """Put a tenant where it stands among those who may have to pay."""
         rank, used = self._place(held)
         if (rank, used) == (held.rank, held.used):
             return
@@ -345,18 +365,11 @@ class LeafArc:
                 return (0 if is_long and leaves is held.once else 1), leaf[0]
         return 1, 0
 
-    def _list_for(self, held: Held, key: ChunkKey) -> Leaves:
-        """The list of a chunk that comes."""
-        return held.list_for(key)
-
-    def _used(self, key: ChunkKey, node: Node) -> None:
-        """A chunk came or was used; called before it is offered."""
-
     def _offer(self, held: Held, key: ChunkKey, node: Node, parent: ChunkKey | None = None) -> None:
         """A leaf is up for eviction. parent: no leaf from now on."""
         held.list_of(node.is_often).push((node.used, key), parent)
 
-    def _first(self, held: Held) -> tuple[Leaves, Leaf] | None:
+    def _first(self, held: Held) -> tuple[Ends, Leaf] | None:
         """A tenant's leaf to evict first, and the list that it is in."""
         return held.first()
 

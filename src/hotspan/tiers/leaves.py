@@ -1,10 +1,10 @@
 """The chunks of each tenant in ARC's lists."""
 
-from bisect import insort
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -15,11 +15,22 @@ Leaf = tuple[int, ChunkKey]
 """When a leaf was used, and its key."""
 
 
+class Ends(Protocol):
+    """Leaves of which one is a victim, or is set aside."""
+
+    def pop(self, leaf: Leaf) -> None: ...
+
+    def push(self, leaf: Leaf) -> None: ...
+
+
 class Node(Struct, eq=False, gc=False):
     """A chunk of `tenant`, in its list `often` or `once`.
 
-    use, returned, sample: as far as `LeafRetention` knows them: the last use; whether it was used before that, also if
-                           it was evicted in between; the nearest chunk of the sample, itself or one that it stands on.
+    What only `LeafRetention` knows, of which `use` and `used` are behind for what other chunks stand on:
+
+    use:      the last one. returned: whether it was used before that, also if it was evicted in between.
+    sample:   the nearest chunk of the sample, itself or one that it stands on.
+    line:     of a leaf, the one that it is in.
     """
 
     parent: ChunkKey | None
@@ -30,6 +41,7 @@ class Node(Struct, eq=False, gc=False):
     use: Use | None = None
     returned: bool = False
     sample: ChunkKey | None = None
+    line: "Line | None" = None
 
 
 class Leaves:
@@ -104,6 +116,8 @@ class Held:
     target:     the share of its chunks that `once` should have.
     rank, used: its place in the order in which tenants give up chunks (`LeafArc`); used is 0 if it has none.
     size:       of its chunks together, in the unit of the tier's capacity. largest: of one, of all that it ever held.
+    is_moved:   its place may be another.
+    lines:      of `LeafRetention`, its leaves by kind. choice: the one that the next victims are of.
     """
 
     tenant: int
@@ -114,6 +128,9 @@ class Held:
     used: int = 0
     size: int = 0
     largest: int = 1
+    is_moved: bool = False
+    lines: dict[int, "Line"] = field(default_factory=dict)
+    choice: "Choice | None" = None
 
     @property
     def chunks(self) -> int:
@@ -156,73 +173,98 @@ class Held:
                 each.ghosts.popitem(last=False)
 
 
-class BothEnds(Leaves):
-    """Leaves of which the youngest can be asked for, too. `chunks` is the number of leaves, as it was found last.
+class Line:
+    """Leaves of one kind of a tenant's, in the order of use; nothing in it is stale.
 
-    `_young` has leaves in the order of use. One that is older than the last of it when it is pushed is not added: it is
-    found at the other end. `_aside` has those that were taken out, with `True` if `_young` lacks one, `False` if the
-    heap does.
+    A leaf is used later than all others of its line, or is older than all when what stood on it has gone. Where it is
+    neither, it is among `_odd`, in the order of a heap.
     """
 
-    __slots__ = ("_aside", "_is_leaf_at_all", "_young")
+    __slots__ = ("_aside", "_line", "_newest", "_odd", "_odd_used")
 
-    def __init__(self, is_leaf: Callable[[Leaf], bool]) -> None:
-        super().__init__(self._is_leaf_here)
-        self._is_leaf_at_all = is_leaf
-        self._young: list[Leaf] = []
-        self._aside: dict[Leaf, set[bool]] = {}
+    def __init__(self) -> None:
+        self._line: OrderedDict[ChunkKey, int] = OrderedDict()  # to when they were used
+        self._newest = 0  # no leaf of `_line` was used later
+        self._odd_used: dict[ChunkKey, int] = {}
+        self._odd = Leaves(self._is_odd)
+        self._aside = 0
 
-    def push(self, leaf: Leaf, parent: ChunkKey | None = None) -> None:
-        lacks = self._aside.pop(leaf, None)
-        if lacks is None or False in lacks:
-            self._push_old(leaf, parent)
-        young = self._young
-        if lacks is not None:
-            if True in lacks:
-                insort(young, leaf)
-        elif parent is not None and young and young[-1][1] == parent:
-            young[-1] = leaf
-        elif self.last() is None or young[-1] < leaf:
-            young.append(leaf)
-            if len(young) > 2 * len(self.heap) + 64:
-                del young[: len(young) // 2]
+    def __len__(self) -> int:
+        return len(self._line) + len(self._odd_used)
+
+    def put(self, key: ChunkKey, used: int) -> None:
+        """A leaf that is in no line."""
+        line = self._line
+        if used >= self._newest or not line or used >= line[next(reversed(line))]:
+            line[key] = self._newest = used
+        elif used <= line[next(iter(line))]:
+            line[key] = used
+            line.move_to_end(key, last=False)
+        else:
+            self._odd_used[key] = used
+            self._odd.chunks = len(self._odd_used)
+            self._odd.push((used, key))
+
+    def discard(self, key: ChunkKey) -> None:
+        """It is no leaf any more, or one of another kind."""
+        if self._line.pop(key, None) is None and self._odd_used.pop(key, None) is not None:
+            self._odd.chunks = len(self._odd_used)
+
+    def first(self) -> Leaf | None:
+        """The least recently used leaf."""
+        line = self._line
+        odd = self._odd.first() if self._odd_used else None
+        if not line:
+            return odd
+        key = next(iter(line))
+        used = line[key]
+        return odd if odd is not None and odd[0] < used else (used, key)
 
     def last(self) -> Leaf | None:
         """The most recently used leaf, or one of the most recently used."""
-        young = self._young
-        while young and not self._is_leaf_here(young[-1], in_young=True):
-            young.pop()
-        return young[-1] if young else None
+        line = self._line
+        if not line:
+            return self.first()
+        key = next(reversed(line))
+        return line[key], key
 
     def pop(self, leaf: Leaf) -> None:
         """Take a leaf that `first` or `last` gave out, until it is pushed again."""
-        lacks = set[bool]()
-        heap = self._first_heap()
-        if heap and heap[0] == leaf:
-            heappop(heap)
-            lacks.add(False)
-        if self._young and self._young[-1] == leaf:
-            self._young.pop()
-            lacks.add(True)
-        self._aside[leaf] = lacks
+        self.discard(leaf[1])
+        self._aside += 1
+
+    def push(self, leaf: Leaf) -> None:
+        """Give it back."""
+        self._aside -= 1
+        self.put(leaf[1], leaf[0])
 
     @property
     def is_empty(self) -> bool:
         """Whether it has no leaf, nor one that was taken out."""
-        return not self._aside and self.first() is None
+        return not self._aside and not self._line and not self._odd_used
 
-    def _push_old(self, leaf: Leaf, parent: ChunkKey | None) -> None:
-        was_moving = bool(self._old or self._moved)
-        super().push(leaf, parent)
-        if was_moving and not (self._old or self._moved):
-            self.chunks = len(self.heap)
+    def entries(self) -> list[Leaf]:
+        """All leaves."""
+        return [(used, key) for of in (self._line, self._odd_used) for key, used in of.items()]
 
-    def _is_leaf_here(self, leaf: Leaf, *, in_young: bool = False) -> bool:
-        """Whether it is one and not set aside; it is dropped otherwise, and noted if it is set aside."""
-        if not self._is_leaf_at_all(leaf):
-            return False
-        lacks = self._aside.get(leaf)
-        if lacks is None:
-            return True
-        lacks.add(in_young)
-        return False
+    def _is_odd(self, leaf: Leaf) -> bool:
+        return self._odd_used.get(leaf[1]) == leaf[0]
+
+
+class Choice:
+    """The line of which a tenant's next victims are, and from which end. left: how many.
+
+    until: the first leaf is a victim as long as it was not used later. is_once_long: when this was chosen.
+    """
+
+    __slots__ = ("is_once_long", "is_young", "left", "line", "until")
+
+    def __init__(
+        self, line: Line, left: int, until: int, *, is_young: bool = False, is_once_long: bool = False
+    ) -> None:
+        self.line, self.left, self.until = line, left, until
+        self.is_young, self.is_once_long = is_young, is_once_long
+
+    def leaf(self) -> Leaf | None:
+        """The next victim."""
+        return self.line.last() if self.is_young else self.line.first()

@@ -9,14 +9,14 @@ A use is a request's: what it touches and adds behind that has the same one, so 
 `ended` is told, changes the kind of all its chunks at once.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import Final, NamedTuple
 
 from hotspan.core.types import ChunkKey
 from hotspan.tiers.duel import Duel, SmallTier, sample_mask
 from hotspan.tiers.eviction import LeafArc
-from hotspan.tiers.leaves import BothEnds, Held, Leaf, Leaves, Node
+from hotspan.tiers.leaves import Choice, Held, Leaf, Line, Node
 from hotspan.tiers.shares import Share, Shares
 from hotspan.tiers.uses import Ending, KnownUses, Use, Uses
 
@@ -34,7 +34,10 @@ _SLACK: Final = 64
 """A leaf goes in the place of the oldest if it is younger by less than this part of the capacity, in uses."""
 
 _CHOICES: Final = 16
-"""So many victims at most are of one list before all lists are compared again."""
+"""So many victims at most are of one list before all lists are compared again; more in a tier of more than this times
+`_OF_CAPACITY`."""
+
+_OF_CAPACITY: Final = 1024
 
 
 class Order(IntEnum):
@@ -45,32 +48,19 @@ class Order(IntEnum):
     LEARNED = 2
 
 
-class _Choice:
-    """The list of which a tenant's next victims are, and from which end. left: how many.
-
-    until: the first leaf is a victim as long as it was not used later. is_once_long: when this was chosen.
-    """
-
-    __slots__ = ("is_once_long", "is_young", "leaves", "left", "until")
-
-    def __init__(
-        self, leaves: BothEnds, *, is_young: bool = False, until: int = NEVER, is_once_long: bool = False
-    ) -> None:
-        self.leaves, self.is_young, self.until, self.is_once_long = leaves, is_young, until, is_once_long
-        self.left = _CHOICES
-
-
 class _Candidate(NamedTuple):
     value: float
     used: int
-    leaves: BothEnds
+    line: Line
     is_young: bool
 
 
 class LeafRetention(LeafArc):
     """Chunks of one tier in the order of what they are worth, or in ARC's or by the last use where that finds more.
 
-    Costs as `LeafArc`, and O(kinds that are here) for one in `_CHOICES` victims.
+    Costs O(1) for a chunk that comes or goes, O(kinds that are here) for one in `_CHOICES` victims, and for a text that
+    is used a step for each chunk that is used again first, or that is of the sample. What has chunks on it is as old as
+    the youngest of these, so it takes over their use when they go.
 
     learned: of whom this is a copy, to compare by; None: it is none, and chooses its order (tiers/duel.py).
     """
@@ -78,9 +68,7 @@ class LeafRetention(LeafArc):
     def __init__(self, capacity: int, shares: Shares | None = None, *, learned: Uses | None = None) -> None:
         super().__init__(capacity, shares)
         self.uses = Uses(capacity) if learned is None else KnownUses(learned, capacity)
-        self._kinds: dict[int, dict[int, BothEnds]] = {}  # by tenant, then by kind and list of ARC
-        self._choices: dict[int, _Choice] = {}
-        self._use: Use | None = None  # while a text is touched
+        self._mask = self.uses.mask
         self._copy: LeafRetention | None = None
         self._duel: Duel | None = None
         self._order = Order.LEARNED
@@ -95,26 +83,86 @@ class LeafRetention(LeafArc):
             }
             self._duel = Duel(copied, mask, ways)
 
+    # -- what came, was used, went -----------------------------------------------------------------------------------
+
+    def add(self, key: ChunkKey, parent: ChunkKey | None, tenant: int = 0) -> None:
+        nodes = self._nodes
+        if key in nodes:
+            raise ValueError("the chunk is here already")
+        self._now += 1
+        held = self._tenants.get(tenant) or self._arrive(tenant)
+        into = held.list_for(key)
+        into.chunks += 1
+        held.size += 1
+        is_often = into is held.often
+        node = nodes[key] = Node(parent, held.tenant, self._now, is_often, returned=is_often)
+        above = nodes.get(parent) if parent is not None else None
+        use = None
+        if above is not None:
+            node.sample, use = above.sample, above.use
+        if use is None:
+            use = Use()
+            self.uses.began()
+        node.use = use
+        if not hash(key) & self._mask:
+            self._sampled_came(key, node, use)
+        if key not in self._children:
+            self._offer(held, key, node)
+        if parent is not None:
+            self._children.add(parent, key)
+            if above is not None:
+                if above.line is not None:
+                    above.line.discard(parent)
+                    above.line = None
+                if above.tenant != tenant:
+                    self._post(self._tenants[above.tenant])
+        self._post(held)
+
+    def adopt(self, chunks: Iterable[tuple[ChunkKey, ChunkKey | None, int]]) -> None:
+        super().adopt(chunks)
+        nodes, mask = self._nodes, self._mask
+        known = set[ChunkKey]()
+        for key in nodes:
+            path: list[ChunkKey] = []
+            at: ChunkKey | None = key
+            while at is not None and at not in known and (node := nodes.get(at)) is not None:
+                path.append(at)
+                known.add(at)
+                at = node.parent
+            sample = nodes[at].sample if at is not None and at in nodes else None
+            for each in reversed(path):
+                if not hash(each) & mask:
+                    sample = each
+                nodes[each].sample = sample
+
     def touch(self, keys: Iterable[ChunkKey]) -> None:
-        """These chunks were used again, in this order: give a chain leaf first, in one call a request."""
-        those = [key for key in keys if key in self._nodes]
+        """These chunks were used again, in this order: give a chain leaf first, in one call a request.
+
+        What a chain stands on was used, too.
+        """
+        nodes, before = self._nodes, self._now
+        ends: list[ChunkKey] = []
+        above: ChunkKey | None = None
+        for key in keys:
+            node = nodes.get(key)
+            if node is not None:
+                self._now += 1
+                if key != above:
+                    ends.append(key)
+                above = node.parent
+        samples = {key: parent for end in ends for key, parent in self._samples(end)}
         if self._duel is not None:
-            seen = [key for key in those if self._duel.sees(key)]
-            self._duel.begin(seen, [self._sample_above(key) for key in seen])
-            if self._duel.best != self._order:
-                self._order = Order(self._duel.best)
-                self._choices.clear()
-                for held in self._tenants.values():  # another of its leaves goes first
-                    self._post(held)
-        if not those:
+            self._begin_duel(self._duel, samples)
+        if not ends:
             return
-        last = self._nodes[those[0]]
-        before = last.use or Use()
-        rhythm = self.uses.rhythm(before, self._now - last.used)
-        self._use = Use(before.ending, rhythm, before.is_subagent)
+        last = nodes[ends[0]]
+        former = last.use or Use()
+        use = Use(former.ending, self.uses.rhythm(former, before - last.used), former.is_subagent)
         self.uses.began()
-        super().touch(those)
-        self._use = None
+        for key in samples:
+            self.uses.note(key, self._now, use, is_often=True)
+        for key in ends:
+            self._use_chain(key, use)
 
     def ended(self, key: ChunkKey, ending: Ending, *, is_subagent: bool = False) -> None:
         """The request that used this chunk last, and nothing behind it, has ended."""
@@ -122,8 +170,8 @@ class LeafRetention(LeafArc):
         if node is None or node.use is None:
             return
         node.use.ending, node.use.is_subagent = int(ending), is_subagent
-        if self._copy is not None and node.sample is not None:
-            self._copy.ended(node.sample, ending, is_subagent=is_subagent)
+        if self._copy is not None and (sample := self._seen_above(key)) is not None:
+            self._copy.ended(sample, ending, is_subagent=is_subagent)
         self._now += 1
         node.used = self._now
         held = self._tenants[node.tenant]
@@ -146,112 +194,181 @@ class LeafRetention(LeafArc):
         return own * _REFUSED >= self.uses.value(_kind(going), self._now - going.used)
 
     def remove(self, key: ChunkKey, *, evicted: bool = False) -> None:
-        node = self._nodes.get(key)
-        if evicted and node is not None and (choice := self._choices.get(node.tenant)) is not None:
-            choice.left -= 1
+        nodes = self._nodes
+        node = nodes.pop(key, None)
         if not evicted:
-            self.uses.forget(key)
-            if self._duel is not None and self._duel.sees(key):
-                self._duel.forget(key)
-        super().remove(key, evicted=evicted)
-        if node is not None and node.tenant not in self._tenants:
-            self._kinds.pop(node.tenant, None)
-            self._choices.pop(node.tenant, None)
+            self._forget(key)
+        if node is None:
+            return
+        held = self._tenants[node.tenant]
+        if node.line is not None:
+            node.line.discard(key)
+        of = held.often if node.is_often else held.once
+        of.chunks -= 1
+        held.size -= node.size
+        if evicted:
+            of.ghosts[key] = None
+            if held.choice is not None:
+                held.choice.left -= 1
+        held.forget_ghosts()
+        parent = node.parent
+        if parent is not None:
+            is_leaf = self._children.discard(parent, key)
+            above = nodes.get(parent)
+            if above is not None:
+                if node.used >= above.used:
+                    above.used, above.use = node.used, node.use
+                if is_leaf:
+                    of_above = held if above.tenant == node.tenant else self._tenants[above.tenant]
+                    self._offer(of_above, parent, above)
+                    if of_above is not held:
+                        self._post(of_above)
+        self._left(held)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _used(self, key: ChunkKey, node: Node) -> None:
-        use = self._use
-        above = self._nodes.get(node.parent) if node.parent is not None else None
-        if use is None:  # it came: behind what the same request has used, or as the first of a text
-            if self._duel is not None:
-                self._sample(key, node, above)
-            node.returned = self.uses.knows(key)
-            use = above.use if above is not None else None
-            if use is None:
-                use = Use()
-                self.uses.began()
-        else:
-            node.returned = True
-        node.use = use
+    def _sampled_came(self, key: ChunkKey, node: Node, use: Use) -> None:
+        """A chunk of the sample comes."""
+        if self._duel is not None and self._duel.sees(key):
+            self._duel.ask(key, self._seen(node.sample))
+        node.sample = key
+        node.returned = node.is_often or self.uses.knows(key)
         self.uses.note(key, self._now, use, is_often=node.returned)
 
-    def _sample(self, key: ChunkKey, node: Node, above: Node | None) -> None:
-        node.sample = above.sample if above is not None else None
+    def _forget(self, key: ChunkKey) -> None:
+        self.uses.forget(key)
         if self._duel is not None and self._duel.sees(key):
-            self._duel.ask(key, node.sample)
-            node.sample = key
+            self._duel.forget(key)
 
-    def _sample_above(self, key: ChunkKey) -> ChunkKey | None:
-        parent = self._nodes[key].parent
-        above = self._nodes.get(parent) if parent is not None else None
-        return above.sample if above is not None else None
+    def _use_chain(self, key: ChunkKey, use: Use) -> None:
+        """A chunk was used, and what it stands on: some of that for the first time again, or all of it was before."""
+        nodes = self._nodes
+        node = nodes[key]
+        held = self._tenants[node.tenant]
+        node.used, node.use = self._now, use
+        at: Node | None = node
+        while at is not None and not at.is_often:
+            of = held if at.tenant == held.tenant else self._tenants[at.tenant]
+            of.once.chunks -= 1
+            of.often.chunks += 1
+            at.is_often = at.returned = True
+            if of is not held:
+                self._post(of)
+            at = nodes.get(at.parent) if at.parent is not None else None
+        if key not in self._children:
+            self._offer(held, key, node)
+        self._post(held)
+
+    def _samples(self, key: ChunkKey) -> Iterator[tuple[ChunkKey, ChunkKey | None]]:
+        """The chunks of the sample from one on upwards, each with the next."""
+        nodes = self._nodes
+        at = nodes[key].sample
+        while at is not None:
+            node = nodes.get(at)
+            above = nodes.get(node.parent) if node is not None and node.parent is not None else None
+            following = above.sample if above is not None else None
+            yield at, following
+            at = following
+
+    def _seen(self, sample: ChunkKey | None) -> ChunkKey | None:
+        """This chunk of the sample, or the first that it stands on, that the copies see."""
+        if sample is None or self._duel is None:
+            return None
+        if self._duel.sees(sample):
+            return sample
+        if sample not in self._nodes:
+            return None
+        return next((key for key, _ in self._samples(sample) if self._duel.sees(key)), None)
+
+    def _seen_above(self, key: ChunkKey) -> ChunkKey | None:
+        return self._seen(self._nodes[key].sample)
+
+    def _begin_duel(self, duel: Duel, samples: dict[ChunkKey, ChunkKey | None]) -> None:
+        seen = [key for key in samples if duel.sees(key)]
+        duel.begin(seen, [self._seen(samples[key]) for key in seen])
+        if duel.best != self._order:
+            self._order = Order(duel.best)
+            for held in self._tenants.values():  # another of its leaves goes first
+                held.choice = None
+                self._post(held)
+
+    def _left(self, held: Held) -> None:
+        """One of a tenant's chunks went."""
+        if held.once.chunks or held.often.chunks:
+            self._post(held)
+        else:
+            del self._tenants[held.tenant]
+            self._sharing -= not self._shares.has_floor(held.tenant)
 
     def _offer(self, held: Held, key: ChunkKey, node: Node, parent: ChunkKey | None = None) -> None:
-        kinds = self._kinds.get(held.tenant)
-        if kinds is None:
-            kinds = self._kinds[held.tenant] = {}
         kind = 2 * _kind(node) + node.is_often
-        leaves = kinds.get(kind)
-        if leaves is None:
-            leaves = kinds[kind] = BothEnds(self._is_leaf)
-        leaves.push((node.used, key), parent)
-        choice = self._choices.get(held.tenant)
-        if choice is not None and self._order != Order.LEARNED and choice.leaves is not leaves:
+        line = held.lines.get(kind)
+        if line is None:
+            line = held.lines[kind] = Line()
+        if node.line is not None:
+            node.line.discard(key)
+        node.line = line
+        line.put(key, node.used)
+        choice = held.choice
+        if choice is not None and self._order != Order.LEARNED and choice.line is not line:
             choice.until = min(choice.until, node.used + self._capacity // _SLACK)
 
-    def _first(self, held: Held) -> tuple[Leaves, Leaf] | None:
-        choice = self._choices.get(held.tenant)
+    def _first(self, held: Held) -> tuple[Line, Leaf] | None:
+        choice = held.choice
         is_long = held.is_once_long if self._order == Order.ARC else False
-        if choice is not None and choice.left and choice.is_once_long == is_long:
-            leaf = choice.leaves.last() if choice.is_young else choice.leaves.first()
+        if choice is not None and choice.left > 0 and choice.is_once_long == is_long:
+            leaf = choice.leaf()
             if leaf is not None and leaf[0] <= choice.until:
-                return choice.leaves, leaf
+                return choice.line, leaf
         choice = self._choose(held) if self._order == Order.LEARNED else self._oldest(held, is_long)
         if choice is None:
             return None
-        self._choices[held.tenant] = choice
-        leaf = choice.leaves.last() if choice.is_young else choice.leaves.first()
-        return None if leaf is None else (choice.leaves, leaf)
+        held.choice = choice
+        leaf = choice.leaf()
+        return None if leaf is None else (choice.line, leaf)
 
-    def _choose(self, held: Held) -> _Choice | None:
+    def _choose(self, held: Held) -> Choice | None:
         """The leaf of the least value."""
         best = min(self._candidates(held), key=lambda each: each[:2], default=None)
-        return None if best is None else _Choice(best.leaves, is_young=best.is_young)
+        if best is None:
+            return None
+        until = NEVER if best.is_young else best.used + self._capacity // _SLACK
+        return Choice(best.line, self._choices, until, is_young=best.is_young)
 
-    def _oldest(self, held: Held, is_long: bool) -> _Choice | None:
+    def _oldest(self, held: Held, is_long: bool) -> Choice | None:
         """The list of the oldest leaf: of all, or of ARC's list that exceeds its target."""
-        ends: list[tuple[int, int, BothEnds]] = []
-        for kind, leaves in list(self._kinds.get(held.tenant, {}).items()):
-            oldest = leaves.first()
-            if oldest is None:
-                if leaves.is_empty:
-                    del self._kinds[held.tenant][kind]
-            else:
-                ends.append((oldest[0], kind, leaves))
+        ends: list[tuple[int, int, Line]] = []
+        for kind, line in list(held.lines.items()):
+            oldest = line.first()
+            if oldest is not None:
+                ends.append((oldest[0], kind, line))
+            elif line.is_empty:
+                del held.lines[kind]
         own = [each for each in ends if each[1] & 1 != is_long] if self._order == Order.ARC else ends
         if not ends:
             return None
         first, *others = sorted(own or ends, key=lambda each: each[0])
         until = others[0][0] + self._capacity // _SLACK if others else NEVER
-        choice = _Choice(first[2], until=until, is_once_long=is_long)
-        if not own:
-            choice.left = 0  # the other list's, for once: this one may have a leaf soon
-        return choice
+        left = self._choices if own else 0  # the other list's, for once: this one may have a leaf soon
+        return Choice(first[2], left, until, is_once_long=is_long)
 
     def _candidates(self, held: Held) -> Iterable[_Candidate]:
-        kinds, now, value = self._kinds.get(held.tenant, {}), self._now, self.uses.value
-        for kind, leaves in list(kinds.items()):
-            oldest = leaves.first()
+        lines, now, value = held.lines, self._now, self.uses.value
+        for kind, line in list(lines.items()):
+            oldest = line.first()
             if oldest is None:
-                if leaves.is_empty:
-                    del kinds[kind]
+                if line.is_empty:
+                    del lines[kind]
                 continue
             of_oldest = value(kind >> 1, now - oldest[0])
-            yield _Candidate(of_oldest, oldest[0], leaves, False)
-            youngest = leaves.last()
+            yield _Candidate(of_oldest, oldest[0], line, False)
+            youngest = line.last()
             if youngest is not None and (worth := value(kind >> 1, now - youngest[0])) < _YOUNGER * of_oldest:
-                yield _Candidate(worth, youngest[0], leaves, True)
+                yield _Candidate(worth, youngest[0], line, True)
+
+    @property
+    def _choices(self) -> int:
+        return max(_CHOICES, self._capacity // _OF_CAPACITY)
 
     def _place(self, held: Held) -> tuple[int, int]:
         found = self._first(held)
@@ -260,8 +377,7 @@ class LeafRetention(LeafArc):
         return (0 if held.is_once_long else 1), found[1][0]
 
     def _offered(self, held: Held, *, is_often: bool) -> set[Leaf]:
-        lists = self._kinds.get(held.tenant, {})
-        return {leaf for each in lists.values() for leaf in each.entries()}
+        return {leaf for each in held.lines.values() for leaf in each.entries()}
 
 
 def _kind(node: Node) -> int:

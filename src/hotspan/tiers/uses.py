@@ -89,11 +89,11 @@ class Uses:
 
     def __init__(self, capacity: int) -> None:
         self._unit = _FINE / max(1, capacity)
-        self._mask = 0
-        while capacity * _TABLE > _MAX_TABLE * (self._mask + 1):
-            self._mask = 2 * self._mask + 1
-        self._room = max(64, capacity * _TABLE // (self._mask + 1))
-        self._window = (20_000 + _WINDOW * capacity) // (self._mask + 1)
+        self.mask = 0
+        while capacity * _TABLE > _MAX_TABLE * (self.mask + 1):
+            self.mask = 2 * self.mask + 1
+        self._room = max(64, capacity * _TABLE // (self.mask + 1))
+        self._window = (20_000 + _WINDOW * capacity) // (self.mask + 1)
         self._table: OrderedDict[Hashable, tuple[int, Use, bool]] = OrderedDict()
         self._figures: dict[int, _Figures] = {}
         self._values: dict[int, list[float]] = {}
@@ -114,7 +114,7 @@ class Uses:
 
     def note(self, key: Hashable, now: int, use: Use, *, is_often: bool) -> None:
         """A chunk was used, at `now`."""
-        if hash(key) & self._mask:
+        if hash(key) & self.mask:
             return
         table = self._table
         before = table.pop(key, None)
