@@ -140,7 +140,7 @@ class HotspanManager(StepWaits, OffloadingManager):
         if record.is_answered:  # and it is asked again: the engine had no room for it
             record.is_answered = False
             self.cache.reconsider(record)
-        if record.plan is None and record.groups and (text := self.text_of(record)) is not None:
+        if record.plan is None and record.groups and (text := self._text_of(record)) is not None:
             is_waiting = not self.cache.choose(record.by_group(), record, text)
             if self.tracing is not None:
                 self.tracing.choose(record)
@@ -153,7 +153,7 @@ class HotspanManager(StepWaits, OffloadingManager):
         record = self._records.get(request.request_id)
         if self.blending is None or record is None:
             return 0
-        return self.blending.match(request, record, kept_tokens, loaded_tokens, self.text_of(record))
+        return self.blending.match(request, record, kept_tokens, loaded_tokens, self._text_of(record))
 
     @netted(lambda: None)
     def note_answer(self, request_id: str) -> None:

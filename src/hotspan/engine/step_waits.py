@@ -38,7 +38,7 @@ class StepWaits(PresentRequests):
         """Of KV in the tiers, over all groups."""
         return self.cache.ram.slab.slot_bytes * self.group_count / self.chunk_tokens
 
-    def text_of(self, record: RequestRecord) -> Text | None:
+    def _text_of(self, record: RequestRecord) -> Text | None:
         """A request's prompt as the cost model sees it now; None without one."""
         if self.steps is None:
             return None
