@@ -306,7 +306,8 @@ def _world(point: Point, policy: Policy) -> tuple[World, list[list[Any]]]:
     lower = [LowerTier(lambda again: tier, clock)] if policy != "never" else []
     decides = policy == "hotspan"  # with RAM alone there is nothing to decide, and hotspan has no model
     lanes = {point.tier: point.lanes}
-    cost = CostModel(point.engine.step_tokens, lanes, clock, slab.slots) if decides else None
+    steps, holds = point.engine.step_tokens, point.is_sync
+    cost = CostModel(steps, lanes, clock, slab.slots, copies_hold=holds) if decides else None
     cache = TieredCache(slab, *lower, patience_s=_PATIENCE_S, cost=cost, clock=clock)  # type: ignore[arg-type]
     rng = random.Random(point.seed + 2)
     world = World(point.engine, cache, tier if lower else None, clock, rng, is_sync=point.is_sync)

@@ -92,6 +92,16 @@ def test_an_unknown_tier_is_tried() -> None:
     assert ask(taught(), on_disk(40)).chunks == 40
 
 
+@pytest.mark.parametrize("holds", [True, False], ids=["copies hold up the engine", "copies run beside it"])
+def test_what_a_copy_takes_is_the_engines_time_only_where_it_copies_itself(holds: bool) -> None:
+    """Copies that take longer than computing cost all who wait, unless something else than the engine makes them."""
+    model = taught(Engine(0.0001, 1 / 1_000_000, 0.0), {Tier.DISK: FAST})
+    model._copies_hold = holds
+    for _ in range(8):
+        model.observe_copy(SIZE, 0.001)
+    assert (ask(model, on_disk(8), others=50, busy_s=1.0, step_s=0.01).chunks == 8) is not holds
+
+
 def test_what_lies_in_ram_is_taken_in_any_case() -> None:
     """Chunks in RAM are taken although nothing below is worth it, and a slow tier behind them is left."""
     model = taught(GPU, {Tier.DISK: SLOW})

@@ -13,7 +13,7 @@ from hotspan.engine.contract import ENGINE, TRIED_WITH
 from hotspan.engine.encoder.outputs import Report
 from tests.cache.rig import SIZE, Rig
 
-from .test_encoder_outputs import ROWS, Engine, on_disk
+from .test_encoder_outputs import PATIENCE_S, ROWS, Engine, on_disk
 
 pytestmark = pytest.mark.skipif(ENGINE != TRIED_WITH, reason="of vLLM's it takes what other releases lack")
 
@@ -145,3 +145,16 @@ def test_a_step_that_encodes_does_not_teach_the_speed_of_prompts(rig: Rig) -> No
         engine.outputs.forget(record.request.request_id)
         rig.land()
     assert engine.cost.prefill_rates == pytest.approx(rates, rel=0.02)
+
+
+def test_a_mistake_in_the_decision_leaves_the_request_to_the_engine(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for what is on its way while nothing lands for 50 ms, and then encodes."""
+    engine = Decided(rig, encode_s=0.5, disk_s=0.01)
+
+    def broken(*given: object, **options: object) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(CostModel, "weigh", broken)
+    done, waited_s = engine.served("a", land_s=None)
+    assert done == ["a"] and waited_s <= PATIENCE_S + 0.002
+    assert engine.served("b", land_s=0.01)[0] == []

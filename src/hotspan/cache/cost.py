@@ -46,13 +46,15 @@ class _Forecast:
     """What happens if a request takes the first k chunks, for all k from 0.
 
     waits:   until they are up, by tier. late_s: until all are, if the tiers are as slow as they sometimes are.
-    rest_s:  to compute the rest. total_s: to this request's first token, and what all others wait more.
+    rest_s:  of the engine, for the rest. copies_s: beside the engine, before that.
+    total_s: to this request's first token, and what all others wait more.
     tokens:  of the first k chunks.
     """
 
     waits: Mapping[Tier, Seconds]
     late_s: Seconds
     rest_s: Seconds
+    copies_s: Seconds
     total_s: Seconds
     tokens: npt.NDArray[np.int64]
 
@@ -63,11 +65,19 @@ class CostModel:
     step_tokens: the most tokens that the engine computes in one step.
     lanes:       the lower tiers, and how many chunks each moves at a time.
     ram_chunks:  of the RAM tier; a look at a tier's speed takes a small part of them at most.
+    copies_hold: whether copies from RAM hold up the engine, whose cores make them, and so all who wait for it.
     """
 
     def __init__(
-        self, step_tokens: int, lanes: Mapping[Tier, int], clock: Clock | None = None, ram_chunks: int = 1 << 10
+        self,
+        step_tokens: int,
+        lanes: Mapping[Tier, int],
+        clock: Clock | None = None,
+        ram_chunks: int = 1 << 10,
+        *,
+        copies_hold: bool = True,
     ) -> None:
+        self._copies_hold = copies_hold
         self._clock = clock or SystemClock()
         self._most_probed = small_part(ram_chunks)
         self._prefill = Prefill(step_tokens)
@@ -210,10 +220,12 @@ class CostModel:
         first = text.gpu_tokens // text.chunk_tokens
         haves = np.minimum(np.arange(first, first + chunks + 1) * text.chunk_tokens, max(text.total_tokens - 1, 0))
         haves[0] = text.gpu_tokens
-        rest_s = self._prefill.seconds(haves, text.total_tokens) + self._copying(chain)
+        rest_s, copies_s = self._prefill.seconds(haves, text.total_tokens), self._copying(chain)
+        if self._copies_hold:
+            rest_s, copies_s = rest_s + copies_s, np.zeros(chunks + 1)
         factor = self._prefill.factor(int(haves[ram]), text.total_tokens)
         queue_s = self._queue_s(text, float(rest_s[ram]))
-        forecast = self._forecast(waits, rest_s, text, np.arange(chunks + 1) * text.chunk_tokens)
+        forecast = self._forecast(waits, rest_s, copies_s, text, np.arange(chunks + 1) * text.chunk_tokens)
         return self._choose(chain, ram, text, forecast, queue_s + float(rest_s[ram]), queue_s, 1 / factor)
 
     def weigh(self, text: Text, chain: Sequence[Run], parts: Sequence[Part], rest_s: float, *, is_more: bool) -> Choice:
@@ -233,7 +245,7 @@ class CostModel:
         if not made_s[-1] - made_s[ram]:
             self._loaded += 1
             return _whole(ram, waits, tokens)
-        forecast = self._forecast(waits, rests_s, text, tokens)
+        forecast = self._forecast(waits, rests_s, np.zeros(len(rests_s)), text, tokens)
         if not text.plain_s:
             queue_s = self._queue_s(text, float(rests_s[ram]))
             return self._choose(chain, ram, text, forecast, queue_s + float(rests_s[ram]), queue_s)
@@ -298,14 +310,19 @@ class CostModel:
         return np.asarray((per_byte_s * sizes + latency_s) * (sizes > 0), np.float64)
 
     def _forecast(
-        self, waits: Mapping[Tier, Seconds], rest_s: Seconds, text: Text, tokens: npt.NDArray[np.int64]
+        self,
+        waits: Mapping[Tier, Seconds],
+        rest_s: Seconds,
+        copies_s: Seconds,
+        text: Text,
+        tokens: npt.NDArray[np.int64],
     ) -> _Forecast:
         late_s = np.maximum.reduce([wait_s * self._tiers[tier].factor for tier, wait_s in waits.items()])
         is_waiting = late_s > 0
         # What lands while a step runs is used by the next one.
         wait_s = np.maximum(np.maximum.reduce(list(waits.values())), text.step_s) * is_waiting
         late_s = np.maximum(late_s, text.step_s) * is_waiting
-        own_s = np.maximum(wait_s, text.busy_s) + rest_s
+        own_s = np.maximum(wait_s + copies_s, text.busy_s) + rest_s
         coming = text.per_s * (text.busy_s + rest_s / 2) / max(1 - text.utilization, LEAST_FREE)
         total_s = own_s + (text.others + coming) * rest_s
         queue_s, now_s = 0.0, self._clock.monotonic()
@@ -316,7 +333,7 @@ class CostModel:
             total_s = total_s + speed.coming(tier_queue_s + work_s / 2, now_s) * work_s
             queue_s = max(queue_s, tier_queue_s)
         total_s = total_s + text.waiting * np.maximum(rest_s - queue_s / 2, 0.0)
-        return _Forecast(waits, late_s, rest_s, total_s, tokens)
+        return _Forecast(waits, late_s, rest_s, copies_s, total_s, tokens)
 
     def _choose(
         self,
@@ -334,7 +351,8 @@ class CostModel:
         known: the share of the predicted computing that can be counted on.
         """
         late_s, rest_s = forecast.late_s, forecast.rest_s
-        spared_s = np.maximum(rest_s[ram] - rest_s, 0.0)
+        after_s = rest_s + forecast.copies_s
+        spared_s = np.maximum(after_s[ram] - after_s, 0.0)
         least_s, earned_s = known * recompute_s + text.queued_s, known * (spared_s + credit_s)
         patiences_s = earned_s + min(RESERVE * (BOUND_SHARE * least_s + BOUND_S), least_s)
         limits_s = earned_s + least_s

@@ -58,7 +58,7 @@ class Decisions:
         if reader.awaited is not None and left:
             unknown = sum(self._is_unknown(chunk.key) for chunk in chain)
             self._cost.note_unanswered(text, unknown * text.chunk_tokens)
-        self._note_writes()
+        self._note_writes(self._cost)
         self._begin(reader, self._cost.cut(text, self._runs(chain, len(groups))), chain)
         return True
 
@@ -95,7 +95,7 @@ class Decisions:
         """
         if self._cost is None or reader.plan is not None:
             return
-        self._note_writes()
+        self._note_writes(self._cost)
         ranks = {Tier.RAM: 0} | {tier.tier: rank for rank, tier in enumerate(self._lower.tiers, 1)}
         placed = [(ranks[source], part) for part in parts if (source := self._source(part.chunk)) is not None]
         parts = [part for _, part in sorted(placed, key=lambda each: each[0])]
@@ -138,10 +138,10 @@ class Decisions:
                 tier.late(now_s - tier.storage.answer_s)
         return True
 
-    def _note_writes(self) -> None:
+    def _note_writes(self, cost: CostModel) -> None:
         """Tell the model what tiers are being given to store."""
-        for writer, chunks in self._lower.writing().items() if self._cost is not None else ():
-            self._cost.note_stores(writer, chunks, self._ram.slab.slot_bytes)
+        for writer, chunks in self._lower.writing().items():
+            cost.note_stores(writer, chunks, self._ram.slab.slot_bytes)
 
     def _begin(self, reader: Reader, choice: Choice, chain: Sequence[Chunk]) -> None:
         """A request waits as was chosen for it."""

@@ -140,9 +140,7 @@ class HotspanManager(StepWaits, OffloadingManager):
         if record.is_answered:  # and it is asked again: the engine had no room for it
             record.is_answered = False
             self.cache.reconsider(record)
-        if record.plan is None and self.steps is not None and record.groups:
-            prompt, tokens = record.request.num_prompt_tokens, record.ranked[0].tokens
-            text = self.steps.text(request_id, prompt, tokens, record.kept_tokens, waiting=self.cache.waiting)
+        if record.plan is None and record.groups and (text := self._text_of(record)) is not None:
             is_waiting = not self.cache.choose(record.by_group(), record, text)
             if self.tracing is not None:
                 self.tracing.choose(record)
@@ -155,11 +153,7 @@ class HotspanManager(StepWaits, OffloadingManager):
         record = self._records.get(request.request_id)
         if self.blending is None or record is None:
             return 0
-        text = None
-        if self.steps is not None:
-            prompt, waiting = request.num_prompt_tokens, self.cache.waiting
-            text = self.steps.text(request.request_id, prompt, self.chunk_tokens, kept_tokens, waiting=waiting)
-        return self.blending.match(request, record, kept_tokens, loaded_tokens, text)
+        return self.blending.match(request, record, kept_tokens, loaded_tokens, self._text_of(record))
 
     @netted(lambda: None)
     def note_answer(self, request_id: str) -> None:

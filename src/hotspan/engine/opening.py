@@ -206,7 +206,8 @@ class _Opening:
         if settings.patience_s is not None or not lanes:
             return None
         step_tokens = self.config.scheduler_config.max_num_batched_tokens
-        return CostModel(step_tokens, lanes, self.clock, self.spec.slots)
+        is_cpu = current_platform.is_cpu()  # else the device's own engines copy
+        return CostModel(step_tokens, lanes, self.clock, self.spec.slots, copies_hold=is_cpu)
 
     def disk_directory(self) -> Path | None:
         """Where the disk tier of this engine is: data-parallel replicas of one server have one each."""

@@ -1,5 +1,6 @@
 """How long a step may wait for the loads of the requests that are here, and what its time says."""
 
+from hotspan.cache.choice import Text
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.clock import Clock
 from hotspan.engine.blend.admission import Blending
@@ -7,7 +8,7 @@ from hotspan.engine.encoder.outputs import EncoderOutputs
 from hotspan.engine.net import netted
 from hotspan.engine.prefixes import GpuPrefixes
 from hotspan.engine.present import PresentRequests
-from hotspan.engine.requests import Admission
+from hotspan.engine.requests import Admission, RequestRecord
 from hotspan.engine.steps import StepWatch
 
 
@@ -36,6 +37,16 @@ class StepWaits(PresentRequests):
     def token_bytes(self) -> float:
         """Of KV in the tiers, over all groups."""
         return self.cache.ram.slab.slot_bytes * self.group_count / self.chunk_tokens
+
+    def _text_of(self, record: RequestRecord) -> Text | None:
+        """A request's prompt as the cost model sees it now; None without one."""
+        if self.steps is None:
+            return None
+        request, tokens = record.request, record.ranked[0].tokens if record.groups else self.chunk_tokens
+        waiting = self.cache.waiting
+        return self.steps.text(
+            request.request_id, request.num_prompt_tokens, tokens, record.kept_tokens, waiting=waiting
+        )
 
     @netted(lambda: None)
     def note_blends(self) -> None:

@@ -30,6 +30,7 @@ from hotspan.core.clock import Clock
 from hotspan.core.types import Chunk, ChunkKey, Lookup, Tier
 from hotspan.engine.contract import ENGINE, TRIED_WITH
 from hotspan.engine.encoder.slots import shape_of
+from hotspan.engine.net import netted
 from hotspan.engine.requests import RequestRecord
 
 CONNECTOR = "OutputConnector"
@@ -312,6 +313,7 @@ class EncoderOutputs:
             return True  # until the plan is late, and the look-up ends with it
         return now_s - asked.since_s <= max(self._patience_s, self._encode_s(sum(medium.rows for medium in needed)))
 
+    @netted(lambda: True)
     def _decide(self, asked: _Waiting, needed: list[_Medium], computed_tokens: int) -> bool:
         """Decide which outputs are loaded; False while that has to wait for tiers that ask elsewhere."""
         cost, decisions, request = self._cache.cost, self._cache.decisions, asked.record.request
