@@ -114,7 +114,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     found = House(directory, model, port)
     served = ["--ram-gib", "0.5", "--disk", str(directory / "kv"), "--disk-gib", "1", *SMALL]
     words = ["hotspan", "serve", str(model), "--port", str(port), *served]
-    with running(" ".join(words), port, directory / "log", **found.environment):
+    with running(" ".join(words), port, directory / "log", hang_s=900, **found.environment):
         found.ask()
         (directory / "my.jsonl").write_text(_trace())
         yield found
