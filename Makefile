@@ -272,6 +272,15 @@ OUTPUT ?= gpu-results
 gpu-parts: develop  ## All that benchmarks/gpu measures, on a GPU: two minutes of torch alone first; what fails does not stop the rest (OUTPUT=DIR)
 	@$(BIN)/python -m benchmarks.gpu.series --output $(OUTPUT) $(if $(CPU),--cpu)
 
+.PHONY: docs-commands
+docs-commands: develop real-model  ## Each command of README, docs/ and examples/ as a reader would paste it, beside one server of a trained model, and the count of those left out (about 15 minutes; port 8080)
+	@$(BIN)/python -m pytest tests/docs/test_commands.py
+	@$(BIN)/python -m tests.docs.pasted
+
+.PHONY: mutants
+mutants: develop  ## Small faults in plan, config, formatters, simulate, http and router: fails if the fast tests miss more than 5 % (about 30 minutes)
+	@$(BIN)/python -m tests.mutants --each 55 --workers $(WORKERS) --output benchmarks/results/mutants.json
+
 .PHONY: fuzz-http
 fuzz-http: develop  ## 10,000 requests that the server's own OpenAPI allows, or nearly: no unexpected 5xx (about 8 minutes)
 	@$(BIN)/python -m pytest tests/server/contract/test_unexpected.py -m slow

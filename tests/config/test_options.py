@@ -9,8 +9,8 @@ import pytest
 
 from hotspan.bench.config import BenchConfig, StorageBench
 from hotspan.bench.workloads import WORKLOADS
-from hotspan.cli.bench import Output, ReportOptions
 from hotspan.cli.admin_client import StatsOptions
+from hotspan.cli.bench import Output, ReportOptions
 from hotspan.cli.cache import CheckOptions, ClearOptions, RemoveOptions
 from hotspan.cli.controls import LookupOptions, PinOptions, PrefetchOptions
 from hotspan.cli.deploy import RayOptions

@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from benchmarks.real_model import real_model
+from hotspan.tiers.directory import open_directory
 from kit.ports import free_port
 from tests.docs.pasted import HOW, ROOT, Checked, Elsewhere, LeftOut, Pasted, Runs, Starts, commands, filled, how
 
@@ -107,11 +108,13 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     tenants = directory / "tenants.yaml"
     shutil.copy(ROOT / "examples" / "multi_tenant" / "tenants.yaml", tenants)
     tenants.chmod(0o600)
-    port = free_port()
+    open_directory(directory / "hotspan", 1 << 16, 1 << 20).close()  # a disk tier's that no server uses
+    (directory / "shared" / "hotspan").mkdir(parents=True)
+    port = 8080  # where the pages' commands ask
     found = House(directory, model, port)
     served = ["--ram-gib", "0.5", "--disk", str(directory / "kv"), "--disk-gib", "1", *SMALL]
     words = ["hotspan", "serve", str(model), "--port", str(port), *served]
-    with running(" ".join(words), port, directory / "log", **found.environment):
+    with running(" ".join(words), port, directory / "log", hang_s=900, **found.environment):
         found.ask()
         (directory / "my.jsonl").write_text(_trace())
         yield found

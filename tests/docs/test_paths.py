@@ -81,14 +81,16 @@ def shell(text: str, hang_s: float = HANG_S, **variables: str) -> str:
 
 
 @contextmanager
-def running(text: str, port: int, log: Path, said: str = "", **variables: str) -> Iterator[None]:
+def running(
+    text: str, port: int, log: Path, said: str = "", hang_s: float = HANG_S, **variables: str
+) -> Iterator[None]:
     """A command that goes on until the block ends; inside, its port accepts connections and its log has `said`."""
     with log.open("ab") as out:
         process = subprocess.Popen(
             ["bash", "-c", f"exec {text}"], env=ENVIRONMENT | variables, stdout=out, stderr=out, cwd=log.parent
         )
     try:
-        until = time.monotonic() + HANG_S
+        until = time.monotonic() + hang_s
         while said not in log.read_text() or not answers(port):
             assert process.poll() is None, f"{text}\n{log.read_text()[-4000:]}"
             assert time.monotonic() < until, f"{text}\n{log.read_text()[-4000:]}"

@@ -31,8 +31,8 @@ TESTS = ("plan", "config", "formatters", "simulate", "http", "router", "cli")
 """Folders of tests that are run, without those that load an engine or take minutes."""
 
 MOST_REAL = 0.05
-_MOST_TESTS, _MOST_S = 120, 60.0
-"""Tests of one mutant, the quickest first, and their seconds."""
+_MOST_TESTS, _MOST_S = 80, 30.0
+"""Tests of one mutant, those of its package and the quickest first, and their seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,8 @@ def chosen(mutant: Mutant, tests: list[Ran]) -> list[Ran]:
         if (lines := each.lines.get(mutant.path)) and (is_import or any(line in lines for line in at))
     ]
     quick: list[Ran] = []
-    for each in sorted(found, key=lambda each: each.seconds):
+    own = f"tests/{mutant.path.split('/')[2]}/"
+    for each in sorted(found, key=lambda each: (is_import and not each.test.startswith(own), each.seconds)):
         if len(quick) == _MOST_TESTS or sum(one.seconds for one in quick) + each.seconds > _MOST_S:
             break
         quick.append(each)

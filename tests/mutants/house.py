@@ -108,7 +108,9 @@ class House:
         failed = next((line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))), "")
         if os.WIFSIGNALED(status):
             return (Outcome.ENDLESS if os.WTERMSIG(status) == signal.SIGXCPU else Outcome.KILLED), failed
-        return _BY_STATUS.get(os.WEXITSTATUS(status), Outcome.KILLED), failed[:200]
+        outcome = _BY_STATUS.get(os.WEXITSTATUS(status), Outcome.KILLED)
+        is_told = outcome is Outcome.BROKEN and failed.startswith("ERROR")  # a module that can't be imported any more
+        return Outcome.KILLED if is_told else outcome, failed[:200]
 
 
 def preload() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -15,7 +16,7 @@ from hotspan.router.settings import Replica
 from hotspan.router.types import Strategy
 from kit.waiting import until_async
 
-from .rig import Held, Routed, replicas, routed, say, say_ok
+from .rig import Held, Routed, die, replicas, routed, say, say_ok
 
 
 async def test_bodies_and_heads_go_through() -> None:
@@ -46,6 +47,24 @@ async def test_bodies_and_heads_go_through() -> None:
         assert got["traceparent"] == headers["traceparent"]
         assert "te" not in got and "proxy-authorization" not in got
         assert got["host"] == fake.url.removeprefix("http://")
+
+
+async def test_the_router_writes_nothing_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither a prompt nor a key is in a file or in the log, whether a replica answers or none does."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    caplog.set_level("DEBUG")
+    marker, key = "zanzibarquillfeather", "sk-0123456789-of-a-client"
+    body = {"model": "m", "prompt": marker * 2000, "kv_transfer_params": {"tags": [marker]}}
+    headers = {"authorization": f"Bearer {key}"}
+    async with replicas(say_ok, die) as fakes, routed(fakes) as at:
+        assert [await at.status(body, headers=headers) for _ in range(6)] == [200] * 6
+    async with replicas(die, die) as fakes, routed(fakes) as at:
+        assert await at.status(body, headers=headers) == 502
+    assert not list(tmp_path.rglob("*"))
+    assert marker not in caplog.text and key not in caplog.text
 
 
 async def test_an_id_is_made_where_none_was_sent() -> None:

@@ -12,6 +12,7 @@ from hotspan.config.environment import environment
 from hotspan.config.keys import FLAGS, KEYS
 from hotspan.config.options import Option, options_of
 from hotspan.config.origin import Given, Setting, Source, shown
+from hotspan.config.wrong import all_of, collected
 from hotspan.l2.options import STORE_OPTIONS
 from hotspan.l2.options import options_of as store_options
 
@@ -50,16 +51,22 @@ def explain(context: typer.Context, model: Model = None, **_flags: Any) -> None:
 def check(context: typer.Context, model: Model = None, **_flags: Any) -> None:
     """Validate the options of `hotspan serve` and the files they name, without starting. Exit status 2: invalid.
 
-    Values that do not act are named on stderr. The free space of disks and memory is not checked, and model.py is
-    not executed.
+    All values that are wrong by themselves are named at once, then the first that do not go together. Values that do
+    not act are named on stderr. The free space of disks and memory is not checked, and model.py is not executed.
     """
     with explained():
         from hotspan.cli.serve import serve_options
         from hotspan.server.hardening import check_start
 
-        configuration = check_engine(load(context, model))
-        check_start(serve_options(configuration), environment())
+        with collected() as wrong:
+            configuration = check_engine(load(context, model))
+            if not wrong:
+                check_start(serve_options(configuration), environment())
+        if wrong:
+            raise all_of(wrong)
     show_warnings(configuration)
+    if configuration.cache is not None and configuration.cache.blend is not None:
+        typer.echo("note: with --blend, answers to prompts with reused text are approximate (docs/blending.md)")
     written = sum(not _is_default(setting) for setting in configuration.settings.values())
     typer.echo(f"the configuration is sound: {configuration.model}, {written} values given")
 

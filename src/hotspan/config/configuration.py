@@ -20,6 +20,7 @@ from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import CacheSettings
 from hotspan.config.targets import build_cache, build_server
 from hotspan.config.tenants import Tenants, load_tenants
+from hotspan.config.wrong import together
 from hotspan.core.errors import ConfigError
 from hotspan.plan.tiers import Extent
 from hotspan.plan.weights import is_model
@@ -140,13 +141,16 @@ class _Loader:
         tenants = _read(settings["tenants"], load_tenants) or Tenants()
         _refuse_offloading(settings)
         self._notes += inert_notes(settings, tenants, self._surroundings)
-        cache = build_cache(settings, tenants)
+        cache, server = None, ServerSettings()
+        with together():
+            cache = build_cache(settings, tenants)
+            server = build_server(settings)
         if cache is not None and (without := tuple(sorted(self._off & {"disk", "l2"}))):
             cache = replace(cache, without=without)
         return Configuration(
             model=model,
             cache=cache,
-            server=build_server(settings),
+            server=server,
             tenants=tenants,
             engine=self._engine(settings),
             words=self._words(),

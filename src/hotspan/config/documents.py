@@ -7,6 +7,7 @@ import yaml
 
 from hotspan.config.options import Option
 from hotspan.config.origin import Entry, Given, Source
+from hotspan.config.wrong import each
 from hotspan.core.documents import UniqueKeys, read_text
 from hotspan.core.errors import ConfigError
 
@@ -39,8 +40,9 @@ def read_options(path: Path, find: Callable[[Entry], Option]) -> list[Given]:
     find:   the option that an entry is; it may raise ConfigError.
     Raises: ConfigError for what is no YAML, or a value of the wrong type.
     """
-    return [
-        find(entry).given(entry.value, Source.HOTSPAN_FILE, entry.name, entry.place)
-        for entry in parse_entries(read_text(path), path)
-        if entry.value is not None
-    ]
+    givens = []
+    for entry in parse_entries(read_text(path), path):
+        if entry.value is not None:
+            with each():
+                givens.append(find(entry).given(entry.value, Source.HOTSPAN_FILE, entry.name, entry.place))
+    return givens

@@ -11,6 +11,7 @@ from typing import Any
 from hotspan.config.keys import KEYS, meant
 from hotspan.config.lmi import lmi_names, spellings
 from hotspan.config.origin import Given, Source
+from hotspan.config.wrong import each, is_collecting, one_by_one
 from hotspan.core.errors import ConfigError
 
 _SHORT = {
@@ -74,9 +75,13 @@ def check_options(
     """
     for option in options:
         if option.key not in defaults:
-            raise ConfigError(_unknown(option, defaults))
+            with each():
+                raise ConfigError(_unknown(option, defaults))
+    options = [option for option in options if option.key in defaults]
     # "false" for what only can be switched on is no option at all.
     wanted = tuple(option for option in options if not (option.value is False is defaults[option.key]))
+    if is_collecting():
+        wanted = tuple(option for option in wanted if _is_noted_right(option, parse))
     try:
         parse([*(word for option in wanted for word in words_of(option)), *last])
     except ConfigError as error:
@@ -86,6 +91,18 @@ def check_options(
         origins = "; ".join(option.origin for option in wanted)
         raise ConfigError(f"{error}. Besides the command line, options come from: {origins}") from error
     return wanted
+
+
+def _is_noted_right(option: Given, parse: Parse) -> bool:
+    """Whether an option is right alone; if not, that is kept with its origin."""
+    try:
+        with one_by_one():
+            parse(words_of(option))
+    except ConfigError as error:
+        with each():
+            raise ConfigError(f"{option.origin}: {error}") from error
+        return False
+    return True
 
 
 def _culprit(options: Sequence[Given], last: Sequence[str], parse: Parse) -> Given | None:

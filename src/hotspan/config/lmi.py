@@ -11,6 +11,7 @@ from hotspan.config.lmi_accepted import ACCEPTED, SAGEMAKER_ACCEPTED
 from hotspan.config.options import Option, Spelling
 from hotspan.config.origin import ENVIRONMENT, Given, Note, Source, said, shown
 from hotspan.config.properties import read_properties
+from hotspan.config.wrong import each
 from hotspan.core.errors import ConfigError, did_you_mean
 
 _UPPER = re.compile(r"[A-Z_\d]+")
@@ -74,9 +75,14 @@ class LmiReader:
         elif name.startswith("LMCACHE_"):
             source = Source.LMCACHE_VARIABLE
         self.is_used |= source is Source.SAGEMAKER
-        self._give(key, spelling, raw, source, name, ENVIRONMENT)
+        with each():
+            self._give(key, spelling, raw, source, name, ENVIRONMENT)
 
     def _take(self, name: str, raw: str, source: Source, written: str, place: str) -> None:
+        with each():
+            self._take_one(name, raw, source, written, place)
+
+    def _take_one(self, name: str, raw: str, source: Source, written: str, place: str) -> None:
         known = _NAMES.get(name.lower())
         if not raw.strip():
             return

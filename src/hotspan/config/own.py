@@ -14,6 +14,7 @@ from hotspan.config.keys import BY_NAME, CONFIG_FILE, FLAGS, KEYS, meant, unlist
 from hotspan.config.kinds import PATH, TEXT
 from hotspan.config.options import Option
 from hotspan.config.origin import COMMAND_LINE, ENVIRONMENT, Entry, Given, Source, said
+from hotspan.config.wrong import each
 from hotspan.core.errors import ConfigError
 
 _VARIABLE = "HOTSPAN_"
@@ -72,7 +73,8 @@ def read_flags(flags: Mapping[str, Any], options: Iterable[Option]) -> list[Give
         if option.name in flags and flags[option.name] is None:
             givens.append(Given(option.name, None, Source.COMMAND_LINE, option.flag, COMMAND_LINE))
         elif option.name in flags:
-            givens.append(option.given(flags[option.name], Source.COMMAND_LINE, option.flag, COMMAND_LINE))
+            with each():
+                givens.append(option.given(flags[option.name], Source.COMMAND_LINE, option.flag, COMMAND_LINE))
     return givens
 
 
@@ -97,11 +99,12 @@ def read_variables(surroundings: Mapping[str, str]) -> list[Given]:
             continue
         if not raw.strip() or is_service_link(variable, raw):
             continue
-        key = _OWN.get(variable.removeprefix(_VARIABLE).lower())
-        if key is None:
-            hint = meant(variable, [_VARIABLE + name.upper() for name in _OWN])
-            raise ConfigError(f"{said(ENVIRONMENT, variable)}: there is no such variable: {hint}")
-        givens.append(key.given(raw, Source.HOTSPAN_VARIABLE, variable, ENVIRONMENT, text=raw.strip()))
+        with each():
+            key = _OWN.get(variable.removeprefix(_VARIABLE).lower())
+            if key is None:
+                hint = meant(variable, [_VARIABLE + name.upper() for name in _OWN])
+                raise ConfigError(f"{said(ENVIRONMENT, variable)}: there is no such variable: {hint}")
+            givens.append(key.given(raw, Source.HOTSPAN_VARIABLE, variable, ENVIRONMENT, text=raw.strip()))
     return givens
 
 

@@ -18,17 +18,21 @@ from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from hotspan.config.connector import HASH, transfer_config
+from hotspan.config.engine_options import split_words
 from hotspan.config.planned import with_named
 from hotspan.config.settings import CacheSettings
+from hotspan.config.wrong import each, is_collecting
 from hotspan.core.errors import ConfigError, did_you_mean
 from hotspan.engine.entrypoints import make_arg_parser, validate_parsed_serve_args
 from hotspan.engine.hosts import over_hosts_refused
+from hotspan.engine.values import wrong_values
 from hotspan.plan.host import Host
 from hotspan.plan.memory import available_memory
 from hotspan.plan.shape import ModelShape
 from hotspan.plan.tiers import Extent, TierPlan, choose_tiers
 from hotspan.plan.weights import is_remote, model_directory, weights_bytes
 
+_ARGUMENT = re.compile(r"argument (-[\w/-]+)")
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 _NGRAM = ("ngram", "[ngram]")
 _NO_DRAFT_FILES = ("ngram", "[ngram]", "ngram_gpu", "suffix", "extract_hidden_states", "custom_class")
@@ -68,10 +72,16 @@ def parse_engine_arguments(model: str, options: Sequence[str], own_options: Sequ
     _check_model(model)
     parser = make_arg_parser(_Parser(allow_abbrev=False))
     known = [name for action in parser._actions for name in action.option_strings]
-    arguments, unknown = parser.parse_known_args([model, *options])
-    for word in unknown:
-        raise ConfigError(_unknown(word, [*known, *own_options]))
+    arguments, unknown = _parsed(parser, model, options)
+    for before, word in zip(["", *unknown], unknown, strict=False):
+        if before.startswith("--") and not word.startswith("-"):
+            continue  # the value of an option that is named already
+        with each():
+            raise ConfigError(_unknown(word, [*known, *own_options]))
     arguments.model = model
+    for wrong in wrong_values(arguments):
+        with each():
+            raise ConfigError(wrong)
     _check_draft(draft_model(arguments))
     if arguments.gpu_memory_utilization == parser.get_default("gpu_memory_utilization"):
         _share_host_memory(arguments)
@@ -84,6 +94,25 @@ def parse_engine_arguments(model: str, options: Sequence[str], own_options: Sequ
     except (TypeError, ValueError) as error:
         raise ConfigError(f"the engine's options contradict each other: {error}") from error
     return arguments
+
+
+def _parsed(parser: _Parser, model: str, options: Sequence[str]) -> tuple[Namespace, list[str]]:
+    """What the parser makes of the options, and the words that it does not know.
+
+    Where all that is wrong is collected, an option with a wrong value is left out after the parser has named it.
+    """
+    try:
+        return parser.parse_known_args([model, *options])
+    except ConfigError as error:
+        named = _ARGUMENT.search(str(error))
+        flags = named[1].split("/") if named is not None else []
+        left = [group for group in split_words(options) if group.words[0].partition("=")[0] not in flags]
+        words = [word for group in left for word in group.words]
+        if not is_collecting() or len(words) == len(options):
+            raise
+        with each():
+            raise
+        return _parsed(parser, model, words)
 
 
 def show_options(about: str) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
+from hotspan.cli.admin_client import Admin
 from hotspan.demo.model import make_demo_model
 from hotspan.router.ray.reports import RECEIVED_S
 from kit.ports import free_port
@@ -47,6 +48,7 @@ class Cluster:
     stats_port: int
     model: str
     log: Path
+    places: tuple[Path, ...] = ()
 
     def chat(self, session: str, text: str, **more: Any) -> dict[str, Any]:
         """One answer. Raises: HTTPError."""
@@ -158,7 +160,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             env=environment,
             start_new_session=True,
         )
-    found = Cluster(process, port, stats_port, str(model), log)
+    found = Cluster(process, port, stats_port, str(model), log, (place, Path(environment["TMPDIR"])))
     try:
         deadline = time.monotonic() + START_S
         while f"hotspan is ready on http://0.0.0.0:{port}" not in log.read_text(errors="replace"):
@@ -245,6 +247,30 @@ def test_ends_are_reported(cluster: Cluster) -> None:
         cluster.chat("wrong", "hello", max_tokens=-1)
     assert caught.value.code == 400
     cluster.chat("after", "hello")
+
+
+def test_what_was_invalidated_at_each_replica_is_gone(cluster: Cluster) -> None:
+    """Without an L2 each is asked, as docs/ray.md says: by the token that it left for this user, at its own port."""
+    text, tags = text_of(200, 6), {"kv_transfer_params": {"tags": ["ray-manual"]}}
+    cluster.chat("tagged", text, **tags)
+    cached = lambda: cluster.chat("tagged", text, **tags)["usage"]["prompt_tokens_details"]["cached_tokens"]  # noqa: E731
+    assert cached() > 0
+    for port in cluster.servers():
+        receipt = Admin(server=f"http://127.0.0.1:{port}").post("/hotspan/cache/invalidate", {"tags": ["ray-manual"]})
+        assert receipt["is_durable"], receipt
+    assert not cached()
+
+
+def test_no_text_is_written_down(cluster: Cluster) -> None:
+    """Neither what was asked nor what was answered stands in a file of Ray's, HAProxy's or the replicas'."""
+    marker = "zanzibarquillfeather"
+    answer = cluster.chat("secret", f"{marker} " * 40)["choices"][0]["message"]["content"]
+    files = [file for place in (*cluster.places, cluster.log.parent) for file in place.rglob("*") if file.is_file()]
+    assert len(files) > 5
+    for file in files:
+        data = file.read_bytes()
+        assert marker.encode() not in data, file
+        assert len(answer) < 12 or answer.encode() not in data, file
 
 
 def test_a_replica_dies(cluster: Cluster) -> None:

@@ -1,5 +1,7 @@
 """`hotspan serve STORE`: two real engines behind one port."""
 
+import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from hotspan.bench.prose import prose
 from hotspan.demo.model import make_demo_model
 from kit.demo_adapter import make_demo_adapter
+from kit.waiting import until
 from tests.server.conftest import Server, serving
 
 pytestmark = pytest.mark.engine
@@ -31,7 +34,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     second = make_demo_model(directory / "packed" / "second", "tiny").path
     with tarfile.open(directory / "store" / "second.tar.gz", "w:gz") as pack:
         pack.add(second, "second")
-    disk = ("--ram-gib", "0.2", "--disk", str(directory / "kv"), "--disk-gib", "0.5")
+    kek = ("--kek", f"file:{directory / 'kek'}")
+    make = [sys.executable, "-m", "hotspan", "keys", "init", "--store", str(directory / "keys"), *kek, "--new-kek"]
+    subprocess.run(make, check=True, capture_output=True)
+    disk = ("--ram-gib", "0.2", "--disk", str(directory / "kv"), "--disk-gib", "0.5", *kek)
+    disk += ("--key-store", str(directory / "keys"))
     variables = {"HOTSPAN_ADMIN_TOKEN": ADMIN_TOKEN, "XDG_CACHE_HOME": str(directory / "cache")}
     with serving(directory / "store", directory / "log", *disk, ready=False, variables=variables) as running:
         running.wait_until_ready(240)
@@ -96,6 +103,35 @@ def test_each_has_its_tiers_and_forgets_with_the_other(server: Server, http: htt
     for name in ("first", "second"):
         assert f'hotspan_model_up{{model="{name}"}} 1.0' in page
         assert any(line.startswith("vllm:") and f'model="{name}"' in line for line in page.splitlines())
+
+
+def test_each_model_s_disk_is_sealed_and_its_damage_costs_no_request(server: Server, http: httpx.Client) -> None:
+    """Of both models nothing on disk can be read without the keys; once every frame is damaged, who asks for a text
+    that left RAM gets the same answer, computed.
+    """
+
+    def answer(name: str, text: str) -> tuple[str, int]:
+        body = {"model": name, "prompt": text, "max_tokens": 4, "temperature": 0}
+        said = http.post("/v1/completions", json=body).raise_for_status().json()
+        return said["choices"][0]["text"], (said["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0
+
+    kept = prose(9, 700)
+    first = {name: answer(name, kept) for name in ("first", "second")}
+
+    def are_on_disk() -> bool:
+        told = http.get("/hotspan/cache", headers=ADMIN).json()["replicas"]
+        assert all(replica["is_encrypted"] for replica in told)
+        return all(replica["tiers"]["disk"]["chunks"] >= 4 for replica in told)
+
+    until(are_on_disk)
+    for slab in (server.log.parent / "kv").glob("*/slab"):
+        with slab.open("r+b") as file:
+            for at in range(0, slab.stat().st_size, 1 << 10):
+                file.seek(at)
+                file.write(b"damaged")
+    checked = http.post("/hotspan/cache/check", json={}, headers=ADMIN).json()["replicas"]
+    assert all(sum(replica["tiers"]["disk"]["corrupt"].values()) for replica in checked), checked
+    assert {name: answer(name, kept)[0] for name in first} == {name: text for name, (text, _) in first.items()}
 
 
 def test_sigterm_ends_everything(server: Server, http: httpx.Client) -> None:

@@ -1,0 +1,37 @@
+"""Edges of planning that no other test of this package stands on (`make mutants` found them)."""
+
+from pathlib import Path
+
+import pytest
+
+from hotspan.plan.machines import machine
+from hotspan.plan.mounts import read_mounts
+
+RIGHT = "22 1 8:1 / /data rw,relatime shared:1 - ext4 /dev/sda1 rw,errors=remount-ro"
+
+
+def test_ranks_compute_together() -> None:
+    """Eight ranks prefill eight times as fast as one; without weights nothing is known."""
+    found = machine("p5.48xlarge")
+    one = found.prefill_tokens_per_s(10**9, 1)
+    assert one is not None and found.prefill_tokens_per_s(10**9, 8) == pytest.approx(8 * one)
+    assert found.prefill_tokens_per_s(2 * 10**9, 1) == pytest.approx(one / 2)
+    assert found.prefill_tokens_per_s(0, 1) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "22 1 8:1 / /data rw,relatime shared:1",  # no dash
+        "22 1 8:1 / /data - ext4 /dev/sda1 rw",  # no options of the mount
+        "22 1 8:1 / /data rw - ext4 /dev/sda1",  # none of the file system
+        "",
+        "- - -",
+    ],
+)
+def test_a_line_that_is_no_mount_is_passed_over(line: str, tmp_path: Path) -> None:
+    """And the others are read."""
+    file = tmp_path / "mountinfo"
+    file.write_text(f"{line}\n{RIGHT}\n{line}\n")
+    (found,) = read_mounts(file)
+    assert found.point == "/data" and found.kind == "ext4" and "errors=remount-ro" in found.options
