@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from hotspan.core.types import ChunkKey
 from hotspan.tiers.duel import Duel, SmallTier, sample_mask
 from hotspan.tiers.eviction import LeafArc
-from hotspan.tiers.leaves import Choice, Held, Leaf, Line, Node
+from hotspan.tiers.leaves import Choice, Ends, Held, Leaf, Line, Node
 from hotspan.tiers.shares import Share, Shares
 from hotspan.tiers.uses import Ending, KnownUses, Use, Uses
 
@@ -370,11 +370,8 @@ class LeafRetention(LeafArc):
     def _choices(self) -> int:
         return max(_CHOICES, self._capacity // _OF_CAPACITY)
 
-    def _place(self, held: Held) -> tuple[int, int]:
-        found = self._first(held)
-        if found is None:
-            return 1, 0
-        return (0 if held.is_once_long else 1), found[1][0]
+    def _rank(self, held: Held, first: tuple[Ends, Leaf] | None) -> int:
+        return 0 if first is not None and held.is_once_long else 1
 
     def _offered(self, held: Held, *, is_often: bool) -> set[Leaf]:
         return {leaf for each in held.lines.values() for leaf in each.entries()}
