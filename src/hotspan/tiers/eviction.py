@@ -195,8 +195,8 @@ class LeafArc:
         if is_modest:
             others_pay = others_pay and (0 if own is None else own.size) < self.floor(tenant)
         found = self._payers_first(may_go, passed) if others_pay else None
-        while found is None and own is not None and (first := self._first(own)) is not None:
-            found = self._unless_pinned(own, *first, may_go, passed)
+        while found is None and own is not None and own.front is not None:
+            found = self._unless_pinned(own, *own.front, may_go, passed)
         for held, leaves, leaf in reversed(passed):
             leaves.push(leaf)
             self._post(held)
@@ -270,7 +270,9 @@ class LeafArc:
                 raise AssertionError("a tenant's chunks are miscounted")
             if max(len(held.once.ghosts), len(held.often.ghosts)) > held.chunks // 2 or not 0 <= held.target <= 1:
                 raise AssertionError("a tenant has too many ghosts, or no sound target")
-            if (held.rank, held.used) != self._place(held) and (held.used or self._may_pay(held)):
+            first = self._first(held)
+            place = self._rank(held, first), 0 if first is None else first[1][0]
+            if (held.rank, held.used) != place and (held.used or self._may_pay(held)):
                 raise AssertionError("a tenant that may have to pay stands in a wrong place, or in none")
             if held.used and (held.used, tenant) not in self._payers[held.rank]:
                 raise AssertionError("a tenant does not stand where it was posted")
@@ -287,8 +289,8 @@ class LeafArc:
         One that comes up and may not go is taken out of its list meanwhile: its tenant then stands where its next does.
         """
         found: ChunkKey | None = None
-        while found is None and (held := self._payer()) is not None and (first := self._first(held)) is not None:
-            found = self._unless_pinned(held, *first, may_go, passed)
+        while found is None and (held := self._payer()) is not None and held.front is not None:
+            found = self._unless_pinned(held, *held.front, may_go, passed)
         return found
 
     def _payer(self) -> Held | None:
@@ -345,8 +347,9 @@ class LeafArc:
 
     def _stand(self, held: Held) -> None:
         """Put a tenant where it stands among those who may have to pay."""
-        rank, used = self._place(held)
-        if (rank, used) == (held.rank, held.used):
+        found = held.front = self._first(held)
+        rank, used = self._rank(held, found), 0 if found is None else found[1][0]
+        if rank == held.rank and used == held.used:
             return
         held.rank, held.used = rank, used
         if used:
@@ -357,13 +360,9 @@ class LeafArc:
                 payers[:] = [(each.used, each.tenant) for each in standing]
                 heapify(payers)
 
-    def _place(self, held: Held) -> tuple[int, int]:
-        """Its rank, 0 if the first leaf is of a `once` that is too long, else 1; when that was used, 0 if none is."""
-        is_long = held.is_once_long
-        for leaves in (held.once, held.often) if is_long else (held.often, held.once):
-            if (leaf := leaves.first()) is not None:
-                return (0 if is_long and leaves is held.once else 1), leaf[0]
-        return 1, 0
+    def _rank(self, held: Held, first: tuple[Ends, Leaf] | None) -> int:
+        """0 if its first leaf is of a `once` that is too long, else 1."""
+        return 0 if first is not None and first[0] is held.once and held.is_once_long else 1
 
     def _offer(self, held: Held, key: ChunkKey, node: Node, parent: ChunkKey | None = None) -> None:
         """A leaf is up for eviction. parent: no leaf from now on."""

@@ -116,7 +116,7 @@ class Held:
     target:     the share of its chunks that `once` should have.
     rank, used: its place in the order in which tenants give up chunks (`LeafArc`); used is 0 if it has none.
     size:       of its chunks together, in the unit of the tier's capacity. largest: of one, of all that it ever held.
-    is_moved:   its place may be another.
+    is_moved:   its place may be another. front: the first leaf, as it was when the place was found.
     lines:      of `LeafRetention`, its leaves by kind. choice: the one that the next victims are of.
     """
 
@@ -129,6 +129,7 @@ class Held:
     size: int = 0
     largest: int = 1
     is_moved: bool = False
+    front: "tuple[Ends, Leaf] | None" = None
     lines: dict[int, "Line"] = field(default_factory=dict)
     choice: "Choice | None" = None
 
@@ -143,7 +144,8 @@ class Held:
     @property
     def is_once_long(self) -> bool:
         """Whether `once` is longer than its target."""
-        return self.once.chunks > self.target * self.chunks
+        once = self.once.chunks
+        return once > self.target * (once + self.often.chunks)
 
     def first(self) -> tuple[Leaves, Leaf] | None:
         """The leaf to evict first, and its list: the list that exceeds its target, or the other if that has no leaf."""
@@ -168,9 +170,12 @@ class Held:
 
     def forget_ghosts(self) -> None:
         """Drop the oldest ghosts: each list has at most half as many as the tenant has chunks."""
-        for each in (self.once, self.often):
-            while len(each.ghosts) > self.chunks // 2:
-                each.ghosts.popitem(last=False)
+        once, often = self.once, self.often
+        most = (once.chunks + often.chunks) // 2
+        while len(once.ghosts) > most:
+            once.ghosts.popitem(last=False)
+        while len(often.ghosts) > most:
+            often.ghosts.popitem(last=False)
 
 
 class Line:
@@ -214,11 +219,10 @@ class Line:
         """The least recently used leaf."""
         line = self._line
         odd = self._odd.first() if self._odd_used else None
-        if not line:
-            return odd
-        key = next(iter(line))
-        used = line[key]
-        return odd if odd is not None and odd[0] < used else (used, key)
+        for key in line:
+            used = line[key]
+            return odd if odd is not None and odd[0] < used else (used, key)
+        return odd
 
     def last(self) -> Leaf | None:
         """The most recently used leaf, or one of the most recently used."""

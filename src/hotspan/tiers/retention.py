@@ -9,14 +9,14 @@ A use is a request's: what it touches and adds behind that has the same one, so 
 `ended` is told, changes the kind of all its chunks at once.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from typing import Final, NamedTuple
 
 from hotspan.core.types import ChunkKey
 from hotspan.tiers.duel import Duel, SmallTier, sample_mask
 from hotspan.tiers.eviction import LeafArc
-from hotspan.tiers.leaves import Choice, Held, Leaf, Line, Node
+from hotspan.tiers.leaves import Choice, Ends, Held, Leaf, Line, Node
 from hotspan.tiers.shares import Share, Shares
 from hotspan.tiers.uses import Ending, KnownUses, Use, Uses
 
@@ -72,6 +72,7 @@ class LeafRetention(LeafArc):
         self._copy: LeafRetention | None = None
         self._duel: Duel | None = None
         self._order = Order.LEARNED
+        self._tail: ChunkKey | None = None  # a leaf that came last, and is in no line yet
         if learned is None:
             mask = sample_mask(capacity)
             copied = max(1, capacity // (mask + 1))
@@ -106,8 +107,9 @@ class LeafRetention(LeafArc):
         node.use = use
         if not hash(key) & self._mask:
             self._sampled_came(key, node, use)
-        if key not in self._children:
-            self._offer(held, key, node)
+        if self._tail is not None and self._tail != parent:
+            self._offer_tail()
+        self._tail = None if key in self._children else key
         if parent is not None:
             self._children.add(parent, key)
             if above is not None:
@@ -140,6 +142,7 @@ class LeafRetention(LeafArc):
 
         What a chain stands on was used, too.
         """
+        self._offer_tail()
         nodes, before = self._nodes, self._now
         ends: list[ChunkKey] = []
         above: ChunkKey | None = None
@@ -164,12 +167,18 @@ class LeafRetention(LeafArc):
         for key in ends:
             self._use_chain(key, use)
 
+    def defer(self, leaves: Iterable[ChunkKey]) -> None:
+        self._offer_tail()
+        super().defer(leaves)
+
     def ended(self, key: ChunkKey, ending: Ending, *, is_subagent: bool = False) -> None:
         """The request that used this chunk last, and nothing behind it, has ended."""
         node = self._nodes.get(key)
         if node is None or node.use is None:
             return
-        node.use.ending, node.use.is_subagent = int(ending), is_subagent
+        if key == self._tail:
+            self._tail = None
+        node.use.end(int(ending), is_subagent=is_subagent)
         if self._copy is not None and (sample := self._seen_above(key)) is not None:
             self._copy.ended(sample, ending, is_subagent=is_subagent)
         self._now += 1
@@ -200,6 +209,8 @@ class LeafRetention(LeafArc):
             self._forget(key)
         if node is None:
             return
+        if key == self._tail:
+            self._tail = None
         held = self._tenants[node.tenant]
         if node.line is not None:
             node.line.discard(key)
@@ -224,6 +235,26 @@ class LeafRetention(LeafArc):
                     if of_above is not held:
                         self._post(of_above)
         self._left(held)
+
+    def victim(
+        self, tenant: int, may_go: Callable[[ChunkKey], bool], *, is_modest: bool = False, size: int = 1
+    ) -> ChunkKey | None:
+        if self._tail is not None and self._nodes[self._tail].tenant != tenant:
+            self._offer_tail()
+        found = super().victim(tenant, may_go, is_modest=is_modest, size=size)
+        if found is None and self._tail is not None:
+            self._offer_tail()
+            found = super().victim(tenant, may_go, is_modest=is_modest, size=size)
+        return found
+
+    def check(self) -> None:
+        self._offer_tail()
+        super().check()
+        for key, node in self._nodes.items():
+            if (node.line is not None) != (key not in self._children):
+                raise AssertionError("a chunk is in a line and no leaf, or a leaf in none")
+        if sum(len(line) for held in self._tenants.values() for line in held.lines.values()) > len(self._nodes):
+            raise AssertionError("a line has what is no leaf")
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -292,6 +323,15 @@ class LeafRetention(LeafArc):
                 held.choice = None
                 self._post(held)
 
+    def _offer_tail(self) -> None:
+        """The chunk that came last is up for eviction, too, if it is a leaf: the next one stands on it mostly."""
+        key, self._tail = self._tail, None
+        if key is not None:
+            node = self._nodes[key]
+            held = self._tenants[node.tenant]
+            self._offer(held, key, node)
+            self._post(held)
+
     def _left(self, held: Held) -> None:
         """One of a tenant's chunks went."""
         if held.once.chunks or held.often.chunks:
@@ -301,7 +341,8 @@ class LeafRetention(LeafArc):
             self._sharing -= not self._shares.has_floor(held.tenant)
 
     def _offer(self, held: Held, key: ChunkKey, node: Node, parent: ChunkKey | None = None) -> None:
-        kind = 2 * _kind(node) + node.is_often
+        use = node.use
+        kind = 2 * ((use.known if use is not None else 0) or node.returned) + node.is_often
         line = held.lines.get(kind)
         if line is None:
             line = held.lines[kind] = Line()
@@ -370,11 +411,8 @@ class LeafRetention(LeafArc):
     def _choices(self) -> int:
         return max(_CHOICES, self._capacity // _OF_CAPACITY)
 
-    def _place(self, held: Held) -> tuple[int, int]:
-        found = self._first(held)
-        if found is None:
-            return 1, 0
-        return (0 if held.is_once_long else 1), found[1][0]
+    def _rank(self, held: Held, first: tuple[Ends, Leaf] | None) -> int:
+        return 0 if first is not None and held.is_once_long else 1
 
     def _offered(self, held: Held, *, is_often: bool) -> set[Leaf]:
         return {leaf for each in held.lines.values() for leaf in each.entries()}

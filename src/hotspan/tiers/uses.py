@@ -70,18 +70,29 @@ class Use(Struct, eq=False):
     ending:      of the request; until it has ended that of the use before it.
     rhythm:      mean logarithm of the text's gaps; below 0 if it was used only once.
     is_subagent: another agent of the session made it.
+    known: the kind, if it has ended; 0 otherwise.
     """
 
     ending: int = 0
     rhythm: float = -1.0
     is_subagent: bool = False
+    known: int = 0
+
+    def __post_init__(self) -> None:
+        self.end(self.ending, is_subagent=self.is_subagent)
+
+    def end(self, ending: int, *, is_subagent: bool) -> None:
+        """The request has ended."""
+        self.ending, self.is_subagent = ending, is_subagent
+        if not ending:
+            self.known = 0
+            return
+        rhythm = 0 if self.rhythm < 0 else min(_RHYTHMS - 1, 1 + int(self.rhythm / _RHYTHM_STEP))
+        self.known = 2 + (ending * 2 + is_subagent) * _RHYTHMS + rhythm
 
     def kind(self, *, is_often: bool) -> int:
         """Of a chunk of this use, from 0 to KINDS."""
-        if not self.ending:
-            return int(is_often)
-        rhythm = 0 if self.rhythm < 0 else min(_RHYTHMS - 1, 1 + int(self.rhythm / _RHYTHM_STEP))
-        return 2 + (self.ending * 2 + self.is_subagent) * _RHYTHMS + rhythm
+        return self.known or int(is_often)
 
 
 class Uses:
