@@ -61,6 +61,16 @@ def test_hits_are_loaded_whatever_the_load(clients: int) -> None:
     assert hotspan.mean_s <= 1.05 * always.mean_s
 
 
+@pytest.mark.parametrize("clients", [1, 3, 8, 16, 32])
+def test_it_takes_no_more_steps_than_always(clients: int) -> None:
+    """Where both load the same, the engine makes as many steps for it, and is held up no longer: to wait for a chunk
+    within a step, and to copy beside one, costs no throughput."""
+    point = dataclasses.replace(SMALL, clients=clients)
+    hotspan, always = serve(point, "hotspan"), serve(point, "always")
+    assert hotspan.hit == pytest.approx(always.hit, abs=0.005)
+    assert hotspan.steps <= 1.01 * always.steps and hotspan.wall_s <= 1.01 * always.wall_s
+
+
 @pytest.mark.parametrize("share", [0.5, 0.8, 1.0, 1.3])
 def test_arrivals_up_to_overload(share: float) -> None:
     """At arrivals up to 1.3 times of what no cache can do, first tokens come no later than with the better policy."""
