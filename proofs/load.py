@@ -94,6 +94,7 @@ class Outcome:
     """How the requests fared: seconds until all were answered, and to their first tokens; the share of tokens hit.
 
     recovery_s: from a burst until no more requests were unanswered than before it; 0 without one.
+    steps:      of the engine, with those that warmed it up.
     """
 
     wall_s: float
@@ -102,6 +103,7 @@ class Outcome:
     hit: float
     ttft_s: np.ndarray[Any, np.dtype[np.float64]]
     recovery_s: float = 0.0
+    steps: int = 0
 
 
 def serve(point: Point, policy: Policy) -> Outcome:
@@ -143,7 +145,7 @@ def serve(point: Point, policy: Policy) -> Outcome:
     hits = sum(request.hit_tokens for request in ended) / sum(request.tokens for request in ended)
     wall_s = world.clock.monotonic() - began_s
     recovery_s = recovered_s(ended, burst_s) if point.burst else 0.0
-    return Outcome(wall_s, float(ttft_s.mean()), quantile(ttft_s, 0.99), hits, ttft_s, recovery_s)
+    return Outcome(wall_s, float(ttft_s.mean()), quantile(ttft_s, 0.99), hits, ttft_s, recovery_s, world.steps)
 
 
 def recovered_s(requests: Sequence[Request], burst_s: float) -> float:
@@ -177,8 +179,8 @@ def pooled(point: Point, policy: Policy, draws: int) -> Outcome:
     each = [serve(dataclasses.replace(point, seed=point.seed + draw), policy) for draw in range(draws)]
     ttft_s = np.concatenate([outcome.ttft_s for outcome in each])
     wall_s, hit = sum(outcome.wall_s for outcome in each), sum(outcome.hit for outcome in each) / draws
-    recovery_s = sum(outcome.recovery_s for outcome in each)
-    return Outcome(wall_s, float(ttft_s.mean()), quantile(ttft_s, 0.99), hit, ttft_s, recovery_s)
+    recovery_s, steps = sum(outcome.recovery_s for outcome in each), sum(outcome.steps for outcome in each)
+    return Outcome(wall_s, float(ttft_s.mean()), quantile(ttft_s, 0.99), hit, ttft_s, recovery_s, steps)
 
 
 def compared(point: Point, draws: int = 1) -> Ratios:

@@ -14,7 +14,7 @@ needs trust: one in a hundred requests may break the first bound, and each reque
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Literal
 
@@ -123,6 +123,10 @@ class CostModel:
         """A tier is being given so many chunks to store."""
         self._tiers[tier].note_stores(chunks, chunk_bytes)
 
+    def note_work(self, seconds: float) -> None:
+        """A request that was decided about takes so much more of the engine, with tiers or without."""
+        self._plain_s += seconds
+
     def note_unanswered(self, text: Text, tokens: int) -> None:
         """A store did not say in time whether it has so many tokens of a request."""
         self._refusals.note("unanswered", tokens, is_busy=text.is_engine_busy)
@@ -215,8 +219,12 @@ class CostModel:
         if ram == chunks or not self._prefill.is_known:
             self._loaded += chunks > ram
             have = min(text.gpu_tokens + ram * text.chunk_tokens, text.total_tokens)
-            self._queue_s(text, self.prefill_s(have, text.total_tokens))
-            return _whole(ram, waits, np.arange(chunks + 1) * text.chunk_tokens)
+            plain_s = self.prefill_s(have, text.total_tokens)
+            choice = _whole(ram, waits, np.arange(chunks + 1) * text.chunk_tokens)
+            queue_s = self._queue_s(text, plain_s)
+            if chunks > ram:
+                return choice
+            return replace(choice, recompute_s=queue_s + plain_s, saved_s=choice.saved_s + queue_s)
         first = text.gpu_tokens // text.chunk_tokens
         haves = np.minimum(np.arange(first, first + chunks + 1) * text.chunk_tokens, max(text.total_tokens - 1, 0))
         haves[0] = text.gpu_tokens

@@ -98,9 +98,13 @@ class Decisions:
         self._note_writes(self._cost)
         ranks = {Tier.RAM: 0} | {tier.tier: rank for rank, tier in enumerate(self._lower.tiers, 1)}
         placed = [(ranks[source], part) for part in parts if (source := self._source(part.chunk)) is not None]
+        absent_s = sum(part.work_s for part in parts if self._source(part.chunk) is None)
         parts = [part for _, part in sorted(placed, key=lambda each: each[0])]
         chain = [part.chunk for part in parts]
-        choice = self._cost.weigh(self._timed(text, reader), self._runs(chain, 1), parts, rest_s, is_more=is_more)
+        if is_more and text.plain_s:
+            self._cost.note_work(absent_s)
+        text = self._timed(text, reader)
+        choice = self._cost.weigh(text, self._runs(chain, 1), parts, rest_s + absent_s, is_more=is_more)
         self._begin(reader, choice, chain)
 
     def advance(self, plan: Plan, ended_s: float = 0.0) -> None:
@@ -132,8 +136,8 @@ class Decisions:
             return False
         reader.is_asking = False
         for tier in self._lower.asked(awaited) if awaited is not None else []:
-            if reader.risk_s or reader.asks_s:
-                tier.late(began_s)
+            if (reader.risk_s or reader.asks_s) and now_s - began_s >= reader.expects_s:
+                tier.late(began_s)  # else the request had less time than the tier takes when it is well
             elif tier.storage.answer_s > _HANGS_S:
                 tier.late(now_s - tier.storage.answer_s)
         return True
@@ -160,7 +164,8 @@ class Decisions:
         if self._cost is None:
             return False
         if reader.asks_s is None:
-            reader.asks_s = self._cost.asking_s(text, self._lower.answer_s(awaited))
+            reader.expects_s = self._lower.answer_s(awaited)
+            reader.asks_s = self._cost.asking_s(text, reader.expects_s)
         if reader.asks_s and waited_s <= reader.asks_s:
             return True
         if reader.risk_s is None:

@@ -104,7 +104,7 @@ class Reader:
     held_s:     how long it has waited for tiers in all, up to the last plan that was settled.
     since_s:    start of its wait, or when one of its chunks last landed (monotonic); None if it waits for nothing.
     is_asking:  it waits for a tier's answer about what the tier has. awaited: a chunk without an answer yet.
-    asks_s:     how long it may wait for answers; None before the first wait.
+    asks_s:     how long it may wait for answers; None before the first wait. expects_s: when they were expected then.
     risk_s:     how long with trust beyond the bound; None if not asked for, 0 if there is no trust.
     plan:       the cost model's choice, until it is settled.
     cut:        the wait is over: what is not in RAM is a MISS. cut_by: why, where something went wrong.
@@ -125,6 +125,7 @@ class Reader:
     is_asking: bool = False
     awaited: ChunkKey | None = None
     asks_s: float | None = None
+    expects_s: float = 0.0
     risk_s: float | None = None
     plan: Plan | None = None
     cut: bool = False
