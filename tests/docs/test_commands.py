@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from benchmarks.real_model import real_model
+from hotspan.demo.trained import trained_model
 from hotspan.tiers.directory import open_directory
 from kit.ports import free_port
 from tests.docs.pasted import HOW, ROOT, Checked, Elsewhere, LeftOut, Pasted, Runs, Starts, commands, filled, how
@@ -95,14 +95,14 @@ class House:
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """The server, and the files that pages have their reader write."""
     directory = tmp_path_factory.mktemp("house")
-    model = real_model(CACHE)
+    model = trained_model(CACHE).path
     (directory / "bin").mkdir()
     hotspan = directory / "bin" / "hotspan"
     hotspan.write_text(f'#!/bin/sh\nexec {sys.executable} -m hotspan "$@"\n')
     hotspan.chmod(0o755)
     (directory / "docs").mkdir()
     (directory / "docs" / "page.md").write_text("A handbook of the town. " * 20)
-    (directory / "prompt.txt").write_text("Read this:\n{document}\n{question}")
+    (directory / "prompt.txt").write_text("Answer from this handbook. " * 80 + "\n{document}\n{question}")
     (directory / "password").write_text("a-password")
     (directory / "password").chmod(0o600)
     tenants = directory / "tenants.yaml"
