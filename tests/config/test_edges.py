@@ -16,7 +16,8 @@ from hotspan.config.control import engine_sockets, peers, socket_path
 from hotspan.config.engine_options import check_options
 from hotspan.config.kv_events import published
 from hotspan.config.lmcache import _unquoted
-from hotspan.config.origin import COMMAND_LINE
+from hotspan.config.lmi import LmiReader
+from hotspan.config.origin import COMMAND_LINE, Source
 from hotspan.config.own import CommandLine, read_command_line
 from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import AdminSettings, CacheOptions
@@ -224,3 +225,17 @@ def test_defaults_are_those_of_the_documentation() -> None:
     assert not server.partial and not server.secure and not server.insecure and not server.no_sessions
     assert cache.blend_check_layer == 2 and cache.blend_min_tokens == 512 and cache.blend_first_k == 16
     assert inspect.signature(connector_settings).parameters["workers"].default == 1
+
+
+def test_each_source_has_a_place_of_its_own() -> None:
+    """No two are equally strong."""
+    assert len({*Source}) == len(Source.__members__)
+    assert min(Source) is Source.COMMAND_LINE and max(Source) is Source.DEFAULT
+
+
+@pytest.mark.parametrize("name", ["SAGEMAKER_MAX_REQUEST_SIZES", "HF_MODEL_IDS"])
+def test_a_variable_that_is_nearly_one_of_lmis_is_refused(name: str) -> None:
+    """With what was meant; one that is far from all is somebody else's."""
+    with pytest.raises(ConfigError, match="did you mean"):
+        LmiReader().read_variables({name: "5"})
+    LmiReader().read_variables({"SAGEMAKER_SOMETHING_ELSE": "5"})
