@@ -13,7 +13,7 @@ from hotspan.config import kinds
 from hotspan.config.configuration import _model_directory
 from hotspan.config.connector import connector_settings
 from hotspan.config.control import engine_sockets, peers, socket_path
-from hotspan.config.engine_options import check_options
+from hotspan.config.engine_options import check_options, split_words
 from hotspan.config.kv_events import published
 from hotspan.config.lmcache import _unquoted
 from hotspan.config.lmi import LmiReader
@@ -239,3 +239,29 @@ def test_a_variable_that_is_nearly_one_of_lmis_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="did you mean"):
         LmiReader().read_variables({name: "5"})
     LmiReader().read_variables({"SAGEMAKER_SOMETHING_ELSE": "5"})
+
+
+@pytest.mark.parametrize(("ttl", "is_right"), [("1.5", True), ("60", True), (".inf", False), (".nan", False)])
+def test_a_time_to_live_has_an_end(tmp_path: Path, ttl: str, is_right: bool) -> None:
+    """Fractions of a second are taken; what never ends, or is no number, is an error."""
+    file = tmp_path / "tenants.yaml"
+    file.write_text(f"retention: [{{ttl: {ttl}}}]\n")
+    file.chmod(0o600)
+    if is_right:
+        assert load_tenants(file).retention[0].ttl_s
+    else:
+        with pytest.raises(ConfigError, match="ttl"):
+            load_tenants(file)
+
+
+def test_short_options_are_options() -> None:
+    """Two characters are enough; a negative number is a value."""
+    found = [group.words for group in split_words(["--a", "1", "-q", "2", "--b", "-1"])]
+    assert found == [("--a", "1"), ("-q", "2"), ("--b", "-1")]
+
+
+def test_a_value_is_shown_with_the_default_that_it_is_over() -> None:
+    """Where there is one."""
+    settings = configured(flags={"chunk_tokens": "256", "disk": "/x", "disk_gib": "1"}).settings
+    assert [given.source for given in settings["chunk_tokens"].overridden] == [Source.DEFAULT]
+    assert not settings["disk"].overridden and settings["l2"].value is None

@@ -170,7 +170,9 @@ def main() -> int:
     if given.rows and given.rows.exists():
         begun = {row["mutant"]: row for row in map(json.loads, given.rows.read_text().splitlines())}
     part, parts = map(int, given.part.split("/"))
-    picked = drawn(given.each, given.seed, given.only)[part - 1 :: parts]
+    picked = drawn(given.each, given.seed, given.only)
+    random.Random(given.seed).shuffle(picked)  # a run that is cut off has some of each package
+    picked = picked[part - 1 :: parts]
     preload()
     rows = []
     with House(ROOT) as house:
