@@ -176,7 +176,7 @@ def _starts(house: House, text: str) -> None:
         )
     until = time.monotonic() + HANG_S
     try:
-        while "is ready" not in log.read_text():
+        while not re.search("is ready|routes to", log.read_text()):
             assert process.poll() is None and time.monotonic() < until, f"{text}\n{log.read_text()}"
             time.sleep(0.1)
     finally:

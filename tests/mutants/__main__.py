@@ -82,6 +82,8 @@ def chosen(mutant: Mutant, tests: list[Ran]) -> tuple[list[Ran], list[Ran]]:
         for each in tests
         if (lines := each.lines.get(mutant.path)) and (is_import or any(line in lines for line in at))
     ]
+    if not found:  # a function that only the import calls
+        found, is_import = [each for each in tests if mutant.path in each.lines], True
     own = f"tests/{mutant.path.split('/')[2]}/"
     found.sort(key=lambda each: (is_import and not each.test.startswith(own), each.seconds))
     count, seconds = 0, 0.0
@@ -113,7 +115,7 @@ def tried(house: House, mutant: Mutant, known: list[Ran]) -> dict[str, Any]:
     quick, others = chosen(mutant, known)
     row: dict[str, Any] = {"mutant": mutant.name, "line": mutant.lines[0], "tests": len(quick) + len(others)}
     if not quick:
-        return row | {"outcome": Outcome.SURVIVED.value, "by": "no test runs it"}
+        return row | {"outcome": Outcome.SURVIVED.value, "by": "no test uses its module"}
     outcome, by = Outcome.SURVIVED, ""
     for tests in filter(None, (quick, others)):
         if outcome is Outcome.SURVIVED:
