@@ -100,6 +100,33 @@ def test_the_engines_parser_is_asked(model: Path, line: str, expected: str) -> N
     assert expected in done.output and done.exit_code == (0 if expected == "sound" else 2)
 
 
+def test_all_that_is_wrong_is_named_at_once(model: Path) -> None:
+    """Values and names of hotspan's and of the engine's, ranges and paths; what goes together comes after these."""
+    words = ("--ram-gib", "x", "--gpu-memory-utilization", "9", "--max-modle-len", "5", "--kv-cache-dtype", "fp9")
+    lora = ("--enable-lora", "--lora-modules", "a=/nonexistent/lora")
+    done = run("config", "check", str(model), *words, *lora, variables={"HOTSPAN_DISK": "/d", "HOTSPAN_RAMGIB": "1"})
+    said = " ".join(done.output.split())
+    expected = (
+        *("6 things are wrong", "--ram-gib is 'x'", "HOTSPAN_RAMGIB: there is no such variable"),
+        *(
+            "--kv-cache-dtype",
+            "--max-modle-len",
+            "--gpu-memory-utilization is 9.0: give a value less than or equal to 1",
+        ),
+        "--lora-modules a=/nonexistent/lora: there is no such directory",
+    )
+    assert done.exit_code == 2 and all(each in said for each in expected), done.output
+    assert "without --disk-gib" not in said
+    done = run("config", "check", str(model), "--disk", "/d")
+    assert done.exit_code == 2 and "--disk is given without --disk-gib" in done.output, done.output
+
+
+def test_approximate_answers_are_said(model: Path) -> None:
+    """With --blend."""
+    done = run("config", "check", str(model), "--blend", "query")
+    assert done.exit_code == 0 and "approximate" in done.output and "Triton" not in done.output, done.output
+
+
 SCRIPT = "import pathlib\npathlib.Path(__file__).with_name('executed').touch()\n"
 
 

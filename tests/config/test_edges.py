@@ -13,10 +13,11 @@ from hotspan.config import kinds
 from hotspan.config.configuration import _model_directory
 from hotspan.config.connector import connector_settings
 from hotspan.config.control import engine_sockets, peers, socket_path
-from hotspan.config.engine_options import check_options
+from hotspan.config.engine_options import check_options, split_words
 from hotspan.config.kv_events import published
 from hotspan.config.lmcache import _unquoted
-from hotspan.config.origin import COMMAND_LINE
+from hotspan.config.lmi import LmiReader
+from hotspan.config.origin import COMMAND_LINE, Source
 from hotspan.config.own import CommandLine, read_command_line
 from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import AdminSettings, CacheOptions
@@ -224,3 +225,43 @@ def test_defaults_are_those_of_the_documentation() -> None:
     assert not server.partial and not server.secure and not server.insecure and not server.no_sessions
     assert cache.blend_check_layer == 2 and cache.blend_min_tokens == 512 and cache.blend_first_k == 16
     assert inspect.signature(connector_settings).parameters["workers"].default == 1
+
+
+def test_each_source_has_a_place_of_its_own() -> None:
+    """No two are equally strong."""
+    assert len({*Source}) == len(Source.__members__)
+    assert min(Source) is Source.COMMAND_LINE and max(Source) is Source.DEFAULT
+
+
+@pytest.mark.parametrize("name", ["SAGEMAKER_MAX_REQUEST_SIZES", "HF_MODEL_IDS"])
+def test_a_variable_that_is_nearly_one_of_lmis_is_refused(name: str) -> None:
+    """With what was meant; one that is far from all is somebody else's."""
+    with pytest.raises(ConfigError, match="did you mean"):
+        LmiReader().read_variables({name: "5"})
+    LmiReader().read_variables({"SAGEMAKER_SOMETHING_ELSE": "5"})
+
+
+@pytest.mark.parametrize(("ttl", "is_right"), [("1.5", True), ("60", True), (".inf", False), (".nan", False)])
+def test_a_time_to_live_has_an_end(tmp_path: Path, ttl: str, is_right: bool) -> None:
+    """Fractions of a second are taken; what never ends, or is no number, is an error."""
+    file = tmp_path / "tenants.yaml"
+    file.write_text(f"retention: [{{ttl: {ttl}}}]\n")
+    file.chmod(0o600)
+    if is_right:
+        assert load_tenants(file).retention[0].ttl_s
+    else:
+        with pytest.raises(ConfigError, match="ttl"):
+            load_tenants(file)
+
+
+def test_short_options_are_options() -> None:
+    """Two characters are enough; a negative number is a value."""
+    found = [group.words for group in split_words(["--a", "1", "-q", "2", "--b", "-1"])]
+    assert found == [("--a", "1"), ("-q", "2"), ("--b", "-1")]
+
+
+def test_a_value_is_shown_with_the_default_that_it_is_over() -> None:
+    """Where there is one."""
+    settings = configured(flags={"chunk_tokens": "256", "disk": "/x", "disk_gib": "1"}).settings
+    assert [given.source for given in settings["chunk_tokens"].overridden] == [Source.DEFAULT]
+    assert not settings["disk"].overridden and settings["l2"].value is None

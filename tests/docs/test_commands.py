@@ -102,7 +102,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     hotspan.chmod(0o755)
     (directory / "docs").mkdir()
     (directory / "docs" / "page.md").write_text("A handbook of the town. " * 20)
-    (directory / "prompt.txt").write_text("Read this:\n{document}\n{question}")
+    (directory / "prompt.txt").write_text("Answer from this handbook. " * 80 + "\n{document}\n{question}")
     (directory / "password").write_text("a-password")
     (directory / "password").chmod(0o600)
     tenants = directory / "tenants.yaml"
@@ -176,7 +176,7 @@ def _starts(house: House, text: str) -> None:
         )
     until = time.monotonic() + HANG_S
     try:
-        while "is ready" not in log.read_text():
+        while not re.search("is ready|routes to", log.read_text()):
             assert process.poll() is None and time.monotonic() < until, f"{text}\n{log.read_text()}"
             time.sleep(0.1)
     finally:

@@ -83,7 +83,7 @@ def test_whose_directives_can_t_be_known_is_not_cached(params: dict[str, Any], l
         record = admitted(is_strict=is_strict, **params)
         assert is_cached(record) == expected
         assert expected or (record.keyer is None and not record.may_store and not record.all_chunks())
-        assert bool(record.refused) is not expected
+        assert bool(record.objection) is not expected
 
 
 @pytest.mark.parametrize(

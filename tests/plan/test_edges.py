@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hotspan.plan.machines import machine
+from hotspan.plan.machines import EFFICIENCY, machine
 from hotspan.plan.mounts import read_mounts
 
 RIGHT = "22 1 8:1 / /data rw,relatime shared:1 - ext4 /dev/sda1 rw,errors=remount-ro"
@@ -16,6 +16,7 @@ def test_ranks_compute_together() -> None:
     one = found.prefill_tokens_per_s(10**9, 1)
     assert one is not None and found.prefill_tokens_per_s(10**9, 8) == pytest.approx(8 * one)
     assert found.prefill_tokens_per_s(2 * 10**9, 1) == pytest.approx(one / 2)
+    assert one == pytest.approx(found.gpu.tflops * 1e12 * EFFICIENCY / 10**9)
     assert found.prefill_tokens_per_s(0, 1) is None
 
 

@@ -262,7 +262,7 @@ class HotspanConnector(OffloadingConnector):
         said = {
             "blend": self.manager.end_blend(name),
             "explain": self.manager.explained(name),
-            "refused": self.manager.refused(name),
+            "refused": self.manager.objection(name),
         }
         return {part: told for part, told in said.items() if told} or None
 

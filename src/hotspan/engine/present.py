@@ -288,10 +288,10 @@ class PresentRequests:
             self.explainer.cleared_s = self._clock.monotonic()
 
     @netted(lambda: None)
-    def refused(self, request_id: str) -> str | None:
+    def objection(self, request_id: str) -> str | None:
         """A request ended; what was wrong with its directives, None if nothing was."""
         record = self._records.get(request_id)
-        return None if record is None else record.refused or None
+        return None if record is None else record.objection or None
 
     @netted(lambda: None)
     def explained(self, request_id: str) -> dict[str, Any] | None:

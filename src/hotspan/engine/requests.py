@@ -76,7 +76,7 @@ class RequestRecord(Reader):
     is_renamed:  it was invalidated while it ran, or while its text was held: its blocks have random names.
     held_since_s: since when its text is held, by the monotonic clock; None if that is not known.
     left_out:    why nothing of it is found or kept, by the names of the reasons (cache/reasons.py); None if all may be.
-    refused:     what is wrong with its directives, which its answer says.
+    objection:   what is wrong with its directives, which its answer says.
     explains:    its answer says why its tokens were computed. places, form, holds: as `Directives` has them.
     past:        itself, as later requests are compared with it.
     sources:     tokens of the chunks that it loads, by tier; the end of its text last. is_blended: it is blended.
@@ -108,7 +108,7 @@ class RequestRecord(Reader):
     has_failed_load: bool = False
     failed_load: frozenset[OffloadKey] | None = None
     left_out: str | None = None
-    refused: str = ""
+    objection: str = ""
     explains: bool = False
     places: Places = ()
     form: int = 0
@@ -265,10 +265,10 @@ class Admission:
         if not isinstance(request.kv_transfer_params, dict | None):
             request.kv_transfer_params = None  # the engine would fail on it, too
             LEFT_OUT.note("directives")
-            return self.left_out(request, "directives", refused="kv_transfer_params is no object")
+            return self.left_out(request, "directives", objection="kv_transfer_params is no object")
         directives = self._directives(request)
         if isinstance(directives, str):
-            return self.left_out(request, "directives", refused=directives)
+            return self.left_out(request, "directives", objection=directives)
         if self._has_unnamed_media(request):
             return self.left_out(request, "media", directives)
         self._has_outputs |= bool(request.mm_features)
@@ -333,7 +333,7 @@ class Admission:
         return self._is_as_loaded(lora) and self.adapters.of(lora.lora_int_id, lora.lora_path) is not None
 
     def left_out(
-        self, request: Request, why: str = "error", directives: Directives | None = None, refused: str = ""
+        self, request: Request, why: str = "error", directives: Directives | None = None, objection: str = ""
     ) -> RequestRecord:
         """The record of a request of which nothing is cached, and why; its directives where they are known."""
         known = directives or Directives()
@@ -344,7 +344,7 @@ class Admission:
             may_store=False,
             terms=Terms() if directives is None else Terms(tenant=tenant_label(known.tenant)),
             left_out=why,
-            refused=refused,
+            objection=objection,
             explains=known.explain,
         )
 

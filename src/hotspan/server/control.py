@@ -68,7 +68,7 @@ def open_control(administrator: "Administrator", config: Any) -> Callable[[], No
 def _by_tcp(config: Any) -> Iterator[ByTcp | None]:
     """The socket of `admin_address`, not yet listening; of a host's cores the first one has it. Raises: ConfigError."""
     given = config.kv_transfer_config.kv_connector_extra_config["hotspan"].get("admin")
-    if given is None or getattr(config.parallel_config, "data_parallel_rank_local", 0):
+    if given is None or (getattr(config.parallel_config, "data_parallel_rank_local", None) or 0) > 0:
         yield None
         return
     host, port, file = given["host"], given["port"], given["token_file"]

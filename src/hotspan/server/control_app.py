@@ -186,7 +186,9 @@ def serve(
     settings = CacheSettings.from_json(config.kv_transfer_config.kv_connector_extra_config["hotspan"])
     with _making:
         app = app_of(engine, settings)
-    served = [(app, listener)] if by_tcp is None else [(app, listener), (ForToken(app, by_tcp.token), by_tcp.listener)]
+    served: list[tuple[ASGIApp, socket.socket]] = [(app, listener)]
+    if by_tcp is not None:
+        served.append((ForToken(app, by_tcp.token), by_tcp.listener))
     asyncio.run(_serve(served, ends))
 
 
