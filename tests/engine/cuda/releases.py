@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -97,6 +98,7 @@ def main(
     release: Annotated[list[str] | None, typer.Option(help="Those of vllm_range.py if none is named.")] = None,
     worlds: Annotated[int, typer.Option(min=1, help="Number of worlds of each.")] = 4,
     first: Annotated[int, typer.Option(help="Seed of the first.")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Releases that are searched beside each other.")] = 2,
     output: Annotated[Path | None, typer.Option(help="Write the results to this JSON file, as each is known.")] = None,
     here: Annotated[bool, typer.Option("--here", hidden=True)] = False,
 ) -> None:
@@ -104,9 +106,9 @@ def main(
     if here:
         print(json.dumps(search_here(worlds, first)), flush=True)
         return
-    failed, rows = False, list[dict[str, Any]]()
-    for each in release or RELEASES:
-        found = searched(each, worlds, first)
+    failed, rows, asked = False, list[dict[str, Any]](), release or list(RELEASES)
+    pool = ThreadPoolExecutor(jobs)
+    for each, found in zip(asked, pool.map(lambda name: searched(name, worlds, first), asked), strict=True):
         if not found["passed"] and each in PENDING:
             found |= {"pending": PENDING[each]}
         failed = failed or not (found["passed"] or each in PENDING)
