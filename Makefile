@@ -265,7 +265,7 @@ cuda-orders: develop  ## R15: random worlds on a simulated CUDA runtime, in any 
 .PHONY: cuda-orders-range
 cuda-orders-range: develop  ## The same with the sources of each vLLM that hotspan runs with: four worlds and five planted faults each
 	@$(BIN)/python -m tests.engine.vllm_range sources
-	@$(BIN)/python -m tests.engine.cuda.releases
+	@$(BIN)/python -m tests.engine.cuda.releases --output $(R)/cuda-releases.json
 
 .PHONY: gpu-parts
 OUTPUT ?= gpu-results

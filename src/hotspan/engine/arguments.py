@@ -23,6 +23,7 @@ from hotspan.config.planned import with_named
 from hotspan.config.settings import CacheSettings
 from hotspan.config.wrong import each, is_collecting
 from hotspan.core.errors import ConfigError, did_you_mean
+from hotspan.engine.contract import ENGINE, STATES_SINCE, engine_version
 from hotspan.engine.entrypoints import make_arg_parser, validate_parsed_serve_args
 from hotspan.engine.hosts import over_hosts_refused
 from hotspan.engine.values import wrong_values
@@ -135,6 +136,8 @@ def why_no_tiers(arguments: Namespace) -> str | None:
         return None  # the engine reports it when it starts
     if not model.is_prefix_caching_supported:
         return f"no request can reuse the KV cache of another with {model.architecture}"
+    if model.is_hybrid and ENGINE < STATES_SINCE:
+        return f"{model.architecture} has recurrent states, which are not kept with vLLM {engine_version()}"
     if model.is_hybrid and arguments.enable_prefix_caching is False:
         return f"{model.architecture} has recurrent states, which are not kept with --no-enable-prefix-caching"
     return None

@@ -61,7 +61,7 @@ from hotspan.engine.compat import (
     watch_executors,
     watch_runners,
 )
-from hotspan.engine.contract import ENGINE, TRIED_WITH
+from hotspan.engine.contract import ENGINE, STATES_SINCE, TRIED_WITH, engine_version
 from hotspan.engine.counts import reads_cache
 from hotspan.engine.encoder.outputs import keeps_outputs
 from hotspan.engine.failed_loads import FailedLoads, Lost
@@ -556,6 +556,11 @@ def _check_groups(kv_cache_config: KVCacheConfig) -> None:
     if not any(isinstance(spec, FullAttentionSpec | SlidingWindowSpec | ChunkedLocalAttentionSpec) for spec in specs):
         raise ConfigError(
             "the model keeps nothing of a text that another request could use: serve it without hotspan's tiers"
+        )
+    if ENGINE < STATES_SINCE and any(isinstance(spec, MambaSpec) for spec in specs):
+        raise ConfigError(
+            f"the model has recurrent states, which hotspan does not keep with vLLM {engine_version()}: install vLLM "
+            f"{'.'.join(map(str, STATES_SINCE))} or later, or serve without hotspan's tiers"
         )
     if any(isinstance(spec, MambaSpec) and spec.mamba_cache_mode == "none" for spec in specs):
         raise ConfigError(

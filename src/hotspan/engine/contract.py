@@ -57,6 +57,14 @@ ENGINE = _installed()
 TRIED_WITH = (0, 32)
 """The release that blending, and keeping encoder outputs, were tested with."""
 
+SEARCHED = frozenset((0, minor) for minor in range(26, 34))
+"""The releases whose sources passed the search over the simulated CUDA runtime (make cuda-orders-range). Others are
+refused on GPUs."""
+
+STATES_SINCE = (0, 27)
+"""From which release on recurrent states are kept. In 0.26 the search finds requests whose blocks lack the state that
+they count on."""
+
 _ALWAYS = (0, 0)
 _NEVER = (99, 0)
 

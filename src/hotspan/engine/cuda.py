@@ -19,7 +19,7 @@ from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
 from hotspan.core.errors import EngineError
 from hotspan.core.types import GIB, PAGE_BYTES
 from hotspan.engine.compat import check_engine
-from hotspan.engine.contract import ENGINE, engine_version
+from hotspan.engine.contract import ENGINE, SEARCHED, engine_version
 from hotspan.engine.copies import places
 from hotspan.engine.gaps import Gaps
 from hotspan.tiers.slab import SharedSlab
@@ -184,6 +184,12 @@ def cuda_worker(
 
     Raises: EngineError if vLLM's worker is not the one that hotspan was built for.
     """
+    if ENGINE not in SEARCHED:
+        known = ", ".join(".".join(map(str, each)) for each in sorted(SEARCHED))
+        raise EngineError(
+            f"vLLM {engine_version()} has not passed hotspan's search for wrong orders of copies on GPUs: "
+            f"install one of {known} (docs/compatibility.md)"
+        )
     check_engine(CudaWorker)
     if missing := asked_of_region(ast.parse(inspect.getsource(gpu_worker))) - set(dir(SlabRegion)) - _FIELDS:
         raise EngineError(

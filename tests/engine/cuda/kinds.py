@@ -59,5 +59,10 @@ ALL_KINDS = {
     )
 }
 
-KINDS = {name: kind for name, kind in ALL_KINDS.items() if ENGINE >= (0, 29) or kind.layout == "LBHNC"}
-"""Those that the installed vLLM can hold: until 0.28 a layer's blocks lie in a tensor of their own."""
+KINDS = {
+    name: kind
+    for name, kind in ALL_KINDS.items()
+    if (ENGINE >= (0, 29) or kind.layout == "LBHNC") and (ENGINE >= (0, 27) or name != "states")
+}
+"""Those that hotspan takes with the installed vLLM: until 0.28 a layer's blocks lie in a tensor of their own, and with
+0.26 it refuses recurrent states, of which this search finds another text's."""

@@ -24,6 +24,7 @@ class Plan:
     drafts: speculative tokens of a step at most; 0 where nothing is drafted.
     adapters: that requests may name. disk_slots: of the disk, about; 0 for more than are ever stored.
     disk_fills: whether others take the space of the disk's file system. l2_fills: whether the L2 refuses and drops.
+    depth: how many times as many layers as the kind has.
     later_ranks: of the engines after the first: other ones where each holds the same KV, and finds it all the same.
     """
 
@@ -51,7 +52,13 @@ class Plan:
     disk_slots: int
     disk_fills: bool
     l2_fills: bool
+    depth: int
     later_ranks: int
+
+    @property
+    def layers(self) -> list[Any]:
+        """Each layer's spec."""
+        return self.kind.layers(self.block) * self.depth
 
     def of_life(self, life: int) -> Plan:
         """The same world, with as many ranks as a later engine has."""
@@ -127,7 +134,10 @@ def drawn(seed: int, kind: str | None = None, **fixed: Any) -> Plan:
         "disk_slots": chance.choice((0, 0, 2 * plan["slots"])),
         "disk_fills": chance.random() < 0.3,
         "l2_fills": chance.random() < 0.5,
+        "depth": chance.choice((1, 1, 12, 40)),
     }
+    if ranks > 2:
+        plan["depth"] = 1
     plan |= fixed
     if chosen.name == "states":
         plan["drafts"] = 0
@@ -148,8 +158,8 @@ _ONE_GROUP = {"full", "heads last", "across layers", "latents", "fp8"}
 
 def slot_bytes(plan: Plan) -> int:
     """A slot's size: of several groups, the layers lie over each other."""
-    layers = plan.kind.layers(plan.block)
-    pages = layers if plan.kind.name in _ONE_GROUP else layers[:1]
+    layers = plan.layers
+    pages = layers if plan.kind.name in _ONE_GROUP else layers[: plan.depth]
     blocks = 1 if plan.kind.name == "states" else -(-CHUNK // plan.block)
     copies = 1 if plan.kind.is_replicated else plan.ranks
     return -(-sum(each.page_size_bytes for each in pages) * blocks * copies // 4096) * 4096

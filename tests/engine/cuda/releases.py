@@ -1,10 +1,11 @@
 """The search with other releases of vLLM than the one in .venv: their Python sources over the simulated runtime.
 
-usage: python -m tests.engine.cuda.releases [--release 0.33.0 ...] [--worlds 4] [--first 0]
+usage: python -m tests.engine.cuda.releases [--release 0.33.0 ...] [--worlds 4] [--first 0] [--output FILE]
 
 vLLM's transfer worker, scheduler and engine core need no compiled code there. Each release has a process of its own,
 which finds the release's sources before the installed vLLM (`python -m tests.engine.vllm_range sources` fetches them).
-It runs worlds, and then plants each of `PLANTED` until one world shows it. A line of JSON tells the result of each.
+It runs worlds, and then plants each of `PLANTED` until one world shows it. A line of JSON tells the result of each, and
+the file has all of them.
 """
 
 from __future__ import annotations
@@ -15,14 +16,18 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from kit.proof import Failure, Proof, write_proof
+
 from ..vllm_range import RELEASES, SOURCES
 
+CLAIM = "the search over the simulated CUDA runtime passes with the Python sources of each release that hotspan takes"
 PENDING: dict[str, str] = {}
 """Releases that do not pass yet, each with the reason."""
 
@@ -93,19 +98,28 @@ def main(
     release: Annotated[list[str] | None, typer.Option(help="Those of vllm_range.py if none is named.")] = None,
     worlds: Annotated[int, typer.Option(min=1, help="Number of worlds of each.")] = 4,
     first: Annotated[int, typer.Option(help="Seed of the first.")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Releases that are searched beside each other.")] = 2,
+    output: Annotated[Path | None, typer.Option(help="Write the results to this JSON file, as each is known.")] = None,
     here: Annotated[bool, typer.Option("--here", hidden=True)] = False,
 ) -> None:
     """Search. Exit status 1 means that a release did not pass, other than those that are pending."""
     if here:
         print(json.dumps(search_here(worlds, first)), flush=True)
         return
-    failed = False
-    for each in release or RELEASES:
-        found = searched(each, worlds, first)
+    failed, rows, asked = False, list[dict[str, Any]](), release or list(RELEASES)
+    pool = ThreadPoolExecutor(jobs)
+    for each, found in zip(asked, pool.map(lambda name: searched(name, worlds, first), asked), strict=True):
         if not found["passed"] and each in PENDING:
             found |= {"pending": PENDING[each]}
         failed = failed or not (found["passed"] or each in PENDING)
         print(json.dumps(found), flush=True)
+        rows.append(found)
+        if output is not None:
+            command = f"python -m tests.engine.cuda.releases --worlds {worlds} --first {first}"
+            figures = {"releases": len(rows), "passed": sum(bool(row["passed"]) for row in rows)}
+            failures = tuple(Failure(n, str(row["failures"])) for n, row in enumerate(rows) if not row["passed"])
+            proof = Proof("cuda-releases", CLAIM, figures, not failures, failures)
+            write_proof(output, proof, {"worlds": worlds, "first": first, "releases": rows}, command)
     if failed:
         raise typer.Exit(1)
 

@@ -168,6 +168,8 @@ class Rank(KnownBytes):
         self._begun = {each.req_id for each in output.scheduled_new_reqs} | output.scheduled_cached_reqs.resumed_req_ids
         if output.new_block_ids_to_zero:
             self._zero(list(output.new_block_ids_to_zero))
+        if copies := output.kv_cache_block_copies:
+            self._duplicate([each.src_block_id for each in copies], [each.dst_block_id for each in copies])
         sampled = super()._compute(output)
         if self._checks:
             if self.has_graphs:
@@ -248,6 +250,16 @@ class Rank(KnownBytes):
 
         self.device.launch([run], (), blocks, "zeroing")
 
+    def _duplicate(self, sources: list[int], targets: list[int]) -> None:
+        """A request that found a part of a block goes on in a block of its own."""
+
+        def run() -> None:
+            for layers in self._layers:
+                for layer in layers:
+                    layer.pages[targets] = layer.pages[sources]
+
+        self.device.launch([run], sources, targets, "duplicating")
+
     def _attend(self, row: Row, computed: int, end: int) -> None:
         """Note what the step's kernel is to compare and to write for a request."""
         kv = np.asarray(row.kv[:end], np.uint64)
@@ -273,12 +285,13 @@ class Rank(KnownBytes):
                 self.wrong += end
                 return
             for layer in layers:
-                known = layer.bytes_of(kv, layer.tokens.shape[2])
+                width = layer.tokens.shape[2]
                 if compares:
                     found = layer.tokens[blocks[first:computed], within[first:computed]]
-                    self.wrong += int((found != known[first:computed]).any(axis=1).sum())
+                    known = layer.bytes_of(kv[first:computed], width)
+                    self.wrong += int((found != known).any(axis=1).sum())
                     self.read += computed - first
-                layer.tokens[blocks[computed:], within[computed:]] = known[computed:]
+                layer.tokens[blocks[computed:], within[computed:]] = layer.bytes_of(kv[computed:], width)
 
         self._checks.append(run)
 
@@ -338,6 +351,7 @@ class Ranks(KnownBytes):
 
     machine: ClassVar[Machine]
     kind: ClassVar[Kind]
+    depth: ClassVar[int] = 1
     has_graphs: ClassVar[bool] = False
     drafts: ClassVar[int] = 0
 
@@ -363,9 +377,9 @@ class Ranks(KnownBytes):
         return config
 
     def _get_kv_cache_spec(self) -> dict[str, Any]:
-        if any(isinstance(spec, MambaSpec) for spec in self.kind.layers(self.cache_config.block_size)):
+        layers = self.kind.layers(self.cache_config.block_size) * self.depth
+        if any(isinstance(spec, MambaSpec) for spec in layers):
             self.cache_config.mamba_cache_mode = "align"
-        layers = self.kind.layers(self.cache_config.block_size)
         return {f"model.layers.{n}.self_attn.attn": spec for n, spec in enumerate(layers)}
 
     def _get_supported_kv_cache_layouts(self) -> list[str]:

@@ -242,7 +242,13 @@ def running(model: Path, plan: Plan, machine: Machine, media: Media) -> Iterator
 
 
 def _runner_of(plan: Plan, machine: Machine) -> dict[str, Any]:
-    return {"machine": machine, "kind": plan.kind, "has_graphs": plan.has_graphs, "drafts": plan.drafts}
+    return {
+        "machine": machine,
+        "kind": plan.kind,
+        "depth": plan.depth,
+        "has_graphs": plan.has_graphs,
+        "drafts": plan.drafts,
+    }
 
 
 def _speculation(plan: Plan) -> dict[str, Any]:
