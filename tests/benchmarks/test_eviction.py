@@ -117,7 +117,7 @@ def test_only_the_flooded_tenant_counts() -> None:
 
 
 def test_a_flood_costs_few_points() -> None:
-    """ARC and what learns lose at most 5 points to a flood of one-time texts while the working set fits the floor, LRU many more."""
+    """ARC and what learns lose at most 5 points to a flood while the working set fits the floor, LRU many more."""
     trace = CONVERSATION.draw(4, scale=0.03)
     chunks = capacity_chunks(trace, max(FLOODED_CAPACITIES))
     lost = {
