@@ -4,7 +4,7 @@ Traces have the shape of public ones (hotspan/simulate/shapes.py); the product's
 use, the others are for comparison (benchmarks/policies.py). Nothing here is timed: the figures follow from the seeds
 alone.
 
-usage: python -m benchmarks.eviction [--seed 1] [--seeds 3] [--scale 1.0] [--output FILE]
+usage: python -m benchmarks.eviction [--seed 1] [--seeds 3] [--scale 1.0] [--only-floods] [--output FILE]
 """
 
 import statistics
@@ -22,6 +22,7 @@ from hotspan.bench.machine import write_results
 from hotspan.core.trace import BLOCK_TOKENS, Request, Trace, TraceFacts
 from hotspan.simulate.shapes import CONVERSATION, TOOLAGENT, Shape
 from hotspan.tiers.eviction import LeafArc, Shares
+from hotspan.tiers.retention import LeafRetention
 
 SHAPES = (CONVERSATION, TOOLAGENT)
 
@@ -48,6 +49,7 @@ LRU = "LRU"
 PAPER = "ARC as in the paper"
 OURS = "ARC of hotspan"
 NO_FLOORS = "ARC of hotspan, no floors"
+LEARNED = "learned"
 S3_FIFO = "S3-FIFO"
 BELADY = "Belady (knows the future)"
 
@@ -89,7 +91,7 @@ class FloodCost:
     @property
     def is_promised(self) -> bool:
         """Whether the floor holds the working set, so that the cost is bounded."""
-        return self.policy == OURS and self.capacity == max(FLOODED_CAPACITIES)
+        return self.policy in (OURS, LEARNED) and self.capacity == max(FLOODED_CAPACITIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +109,19 @@ class EvictionBench:
 
     seed, seeds: that many traces of each shape, from this seed on.
     scale:       of the published number of requests.
+    only_floods: leave out the hit rates without a flood.
     """
 
     seed: int = 1
     seeds: int = 3
     scale: float = 1.0
+    only_floods: bool = False
 
     def run(self, tell: Callable[[str], None] = lambda step: None) -> EvictionFigures:
         """All figures; `tell` is given a word on each step. Takes minutes."""
         facts: dict[str, list[TraceFacts]] = {}
         hit_rates: list[HitRate] = []
-        for shape in SHAPES:
+        for shape in () if self.only_floods else SHAPES:
             traces = self._traces(shape, tell)
             facts[shape.name] = [trace.facts() for trace in traces]
             hit_rates += self._hit_rates(traces, tell)
@@ -133,6 +137,7 @@ class EvictionBench:
             LRU: lambda chunks, trace: LeafLru(chunks),
             PAPER: lambda chunks, trace: LeafPaperArc(chunks),
             OURS: lambda chunks, trace: LeafArc(chunks),
+            LEARNED: lambda chunks, trace: LeafRetention(chunks),
             S3_FIFO: lambda chunks, trace: LeafS3Fifo(chunks),
             BELADY: lambda chunks, trace: LeafBelady(chunks, [request.keys for request in trace.requests]),
         }
@@ -151,6 +156,7 @@ class EvictionBench:
             PAPER: LeafPaperArc,
             NO_FLOORS: lambda chunks: LeafArc(chunks, Shares(default_floor=0.0)),
             OURS: LeafArc,
+            LEARNED: LeafRetention,
         }
         for capacity in FLOODED_CAPACITIES:
             for policy, make in makers.items():
@@ -241,6 +247,7 @@ def write_figures(path: Path, bench: EvictionBench, figures: EvictionFigures) ->
             "drawn": [asdict(facts) for facts in figures.traces[shape.name]],
         }
         for shape in SHAPES
+        if shape.name in figures.traces
     }
     write_results(
         *(path, "eviction", "python -m benchmarks.eviction"),
@@ -255,11 +262,12 @@ def main(
     seed: Annotated[int, typer.Option(help="Of the first trace.")] = 1,
     seeds: Annotated[int, typer.Option(min=1, help="Traces of each shape; the means are reported.")] = 3,
     scale: Annotated[float, typer.Option(min=0.001, max=10.0, help="Of the published number of requests.")] = 1.0,
+    only_floods: Annotated[bool, typer.Option(help="Leave out the hit rates without a flood.")] = False,
     output: Annotated[Path | None, typer.Option(help="Write the figures and the machine's facts as JSON.")] = None,
 ) -> None:
     """Replay traces of the shape of Mooncake's through eviction policies, on this CPU (some minutes)."""
     console = Console()
-    bench = EvictionBench(seed, seeds, scale)
+    bench = EvictionBench(seed, seeds, scale, only_floods)
     with console.status("") as status:
         figures = bench.run(status.update)
     print_figures(bench, figures, console)

@@ -12,6 +12,7 @@ from benchmarks.policies import LeafLru, replay_one
 from hotspan.core.types import Chunk, ChunkKey
 from hotspan.testing.chunks import chain, key_of
 from hotspan.tiers.eviction import LeafArc, Share, Shares
+from hotspan.tiers.leaves import Line
 from hotspan.tiers.retention import LeafRetention
 from tests.operations import operations
 from tests.tiers.arc_reference import ReferenceArc
@@ -350,7 +351,7 @@ def test_at_its_quota_a_tenant_makes_room_itself(make: type[LeafArc]) -> None:
 
 
 @pytest.mark.parametrize("make", BOTH)
-def test_old_protected_chunks_are_passed_as_one(make: type[LeafArc]) -> None:
+def test_old_protected_chunks_are_passed_as_one(make: type[LeafArc], monkeypatch: pytest.MonkeyPatch) -> None:
     """A victim is found with a handful of questions though thousands of protected chunks are the oldest."""
     arc = make(20_000, Shares(by_tenant={1: Share(floor=0.5)}))
     arc.adopt([(key_of(f"protected {n}"), None, 1) for n in range(10_000)])
@@ -367,6 +368,14 @@ def test_old_protected_chunks_are_passed_as_one(make: type[LeafArc]) -> None:
 
     for held in arc._tenants.values():
         held.once._is_leaf = held.often._is_leaf = counted
+    first = Line.first
+
+    def asked_first(line: Line) -> tuple[int, ChunkKey] | None:
+        nonlocal steps
+        steps += 1
+        return first(line)
+
+    monkeypatch.setattr(Line, "first", asked_first)
     for n in range(1000):
         victim = arc.victim(2, lambda key: not asked.append(key))
         assert victim == key_of(f"other {n}")

@@ -10,49 +10,26 @@ A use is a request's: what it touches and adds behind that has the same one, so 
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 from hotspan.core.types import ChunkKey
+from hotspan.tiers.choosing import SLACK, Order, of_least_value, of_the_oldest
 from hotspan.tiers.duel import Duel, SmallTier, sample_mask
 from hotspan.tiers.eviction import LeafArc
-from hotspan.tiers.leaves import Choice, Ends, Held, Leaf, Line, Node
+from hotspan.tiers.leaves import Ends, Held, Leaf, Line, Node
 from hotspan.tiers.shares import Share, Shares
 from hotspan.tiers.uses import Ending, KnownUses, Use, Uses
 
-__all__ = ["Ending", "LeafRetention", "Share", "Shares"]
-
-_YOUNGER: Final = 0.8
-"""The youngest leaf of a list goes if it is worth less than this part of the oldest."""
+__all__ = ["Ending", "LeafRetention", "Order", "Share", "Shares"]
 
 _REFUSED: Final = 2.0
 """A chunk is not worth its room if what would go for it is worth more than this many times as much."""
-
-NEVER: Final = 1 << 62
-
-_SLACK: Final = 64
-"""A leaf goes in the place of the oldest if it is younger by less than this part of the capacity, in uses."""
 
 _CHOICES: Final = 16
 """So many victims at most are of one list before all lists are compared again; more in a tier of more than this times
 `_OF_CAPACITY`."""
 
 _OF_CAPACITY: Final = 1024
-
-
-class Order(IntEnum):
-    """In which order a tenant's leaves go."""
-
-    ARC = 0
-    LRU = 1
-    LEARNED = 2
-
-
-class _Candidate(NamedTuple):
-    value: float
-    used: int
-    line: Line
-    is_young: bool
 
 
 class LeafRetention(LeafArc):
@@ -352,7 +329,7 @@ class LeafRetention(LeafArc):
         line.put(key, node.used)
         choice = held.choice
         if choice is not None and self._order != Order.LEARNED and choice.line is not line:
-            choice.until = min(choice.until, node.used + self._capacity // _SLACK)
+            choice.until = min(choice.until, node.used + self._capacity // SLACK)
 
     def _first(self, held: Held) -> tuple[Line, Leaf] | None:
         choice = held.choice
@@ -361,51 +338,16 @@ class LeafRetention(LeafArc):
             leaf = choice.leaf()
             if leaf is not None and leaf[0] <= choice.until:
                 return choice.line, leaf
-        choice = self._choose(held) if self._order == Order.LEARNED else self._oldest(held, is_long)
+        slack = self._capacity // SLACK
+        if self._order == Order.LEARNED:
+            choice = of_least_value(held, self._now, self.uses, self._choices, slack)
+        else:
+            choice = of_the_oldest(held, is_long if self._order == Order.ARC else None, self._choices, slack)
         if choice is None:
             return None
         held.choice = choice
         leaf = choice.leaf()
         return None if leaf is None else (choice.line, leaf)
-
-    def _choose(self, held: Held) -> Choice | None:
-        """The leaf of the least value."""
-        best = min(self._candidates(held), key=lambda each: each[:2], default=None)
-        if best is None:
-            return None
-        until = NEVER if best.is_young else best.used + self._capacity // _SLACK
-        return Choice(best.line, self._choices, until, is_young=best.is_young)
-
-    def _oldest(self, held: Held, is_long: bool) -> Choice | None:
-        """The list of the oldest leaf: of all, or of ARC's list that exceeds its target."""
-        ends: list[tuple[int, int, Line]] = []
-        for kind, line in list(held.lines.items()):
-            oldest = line.first()
-            if oldest is not None:
-                ends.append((oldest[0], kind, line))
-            elif line.is_empty:
-                del held.lines[kind]
-        own = [each for each in ends if each[1] & 1 != is_long] if self._order == Order.ARC else ends
-        if not ends:
-            return None
-        first, *others = sorted(own or ends, key=lambda each: each[0])
-        until = others[0][0] + self._capacity // _SLACK if others else NEVER
-        left = self._choices if own else 0  # the other list's, for once: this one may have a leaf soon
-        return Choice(first[2], left, until, is_once_long=is_long)
-
-    def _candidates(self, held: Held) -> Iterable[_Candidate]:
-        lines, now, value = held.lines, self._now, self.uses.value
-        for kind, line in list(lines.items()):
-            oldest = line.first()
-            if oldest is None:
-                if line.is_empty:
-                    del lines[kind]
-                continue
-            of_oldest = value(kind >> 1, now - oldest[0])
-            yield _Candidate(of_oldest, oldest[0], line, False)
-            youngest = line.last()
-            if youngest is not None and (worth := value(kind >> 1, now - youngest[0])) < _YOUNGER * of_oldest:
-                yield _Candidate(worth, youngest[0], line, True)
 
     @property
     def _choices(self) -> int:
