@@ -25,7 +25,7 @@ from typing import Any
 from hotspan.core.clock import Clock
 from hotspan.core.credentials import log_name
 from hotspan.core.terms import DEFAULT_TENANT, Scope, adapter_label, tag_labels, tenant_label
-from hotspan.core.types import Chunk, Tier
+from hotspan.core.types import Tier
 from hotspan.engine.adapters import registered_name
 from hotspan.engine.announcing import Announcer
 from hotspan.engine.answers import Answer, Refused, attempt, both_of, pass_on
@@ -251,13 +251,8 @@ class Administrator:
         """Bring a text, or what has a session's or tags' labels, into RAM; for a look-up only say what there is."""
         answer: Future[Answer] = Future()
         tenant = tenant_label(str(command.get("tenant") or DEFAULT_TENANT))
-
-        def known(chunks: Sequence[Chunk]) -> None:
-            if command["do"] == "lookup":
-                self._announcer.look_up(chunks, tenant, answer)
-            else:
-                self._announcer.announce(chunks, tenant, float(command["hold_s"]), answer)
-
+        hold_s = None if command["do"] == "lookup" else float(command["hold_s"])
+        known = lambda chunks: self._announcer.announce(chunks, tenant, hold_s, answer)  # noqa: E731
         if command.get("tokens") is None:
             scope = replace(_scope(command, self._manager.namespace), tenant=tenant, namespace=self._manager.namespace)
             attempt(lambda: known(self._manager.cache.labelled(scope)), answer)
