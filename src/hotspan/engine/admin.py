@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -252,7 +253,7 @@ class Administrator:
         answer: Future[Answer] = Future()
         tenant = tenant_label(str(command.get("tenant") or DEFAULT_TENANT))
         hold_s = None if command["do"] == "lookup" else float(command["hold_s"])
-        known = lambda chunks: self._announcer.announce(chunks, tenant, hold_s, answer)  # noqa: E731
+        known = partial(self._announcer.announce, tenant=tenant, hold_s=hold_s, answer=answer)
         if command.get("tokens") is None:
             scope = replace(_scope(command, self._manager.namespace), tenant=tenant, namespace=self._manager.namespace)
             attempt(lambda: known(self._manager.cache.labelled(scope)), answer)
