@@ -7,11 +7,9 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -166,20 +164,10 @@ def _with_requests(house: House, text: str) -> subprocess.CompletedProcess[str]:
 
 
 def _starts(house: House, text: str) -> None:
-    """A program that goes on: it says that it is ready, and ends when it is told to."""
-    log = house.directory / "started"
-    more = f" --shared-memory-name hotspan_pasted_{os.getpid()}" if "hotspan daemon" in text else ""
-    more += f" --port {free_port()}" if " --port" not in text else ""
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            ["bash", "-c", f"exec {text}{more}"], cwd=house.directory, env=house.environment, stdout=out, stderr=out
-        )
-    until = time.monotonic() + HANG_S
-    try:
-        while not re.search("is ready|routes to", log.read_text()):
-            assert process.poll() is None and time.monotonic() < until, f"{text}\n{log.read_text()}"
-            time.sleep(0.1)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        status = process.wait(HANG_S)
-    assert status == 0, f"{text}\n{log.read_text()}"
+    """A program that goes on: it says that it is ready, answers, and ends when it is told to."""
+    text += f" --shared-memory-name hotspan_pasted_{os.getpid()}" if "hotspan daemon" in text else ""
+    text += f" --port {free_port()}" if " --port" not in text else ""
+    (port,) = re.findall(r" --port (\d+)", text)
+    said = "is ready" if "hotspan daemon" in text else "routes to"
+    with running(text, int(port), house.directory / f"log-{port}", said=said, **house.environment):
+        pass

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hotspan.config.tenants import Tenants
 from hotspan.http.errors import HttpError
 from hotspan.http.exchange import note_read
-from hotspan.http.paths import PREFETCH, STATELESS
+from hotspan.http.paths import LOOKUP, PREFETCH, STATELESS
 from hotspan.server.admin import CacheAdmin
 from hotspan.server.admission import Admission
 from hotspan.server.announce import Announcement
@@ -305,7 +305,7 @@ async def test_tokenising_of_one_tenant_does_not_stop_anothers() -> None:
 def test_each_route_that_handles_text_has_a_budget() -> None:
     """A client's POST route takes a place (work), a turn (texts), or has turns of its own (announcements,
     invalidations, warm-ups); one that is new and has none of these is found here."""
-    turns = {*STATELESS, PREFETCH, "/hotspan/cache/invalidate", "/hotspan/cache/explain"}
+    turns = {*STATELESS, PREFETCH, LOOKUP, "/hotspan/cache/invalidate", "/hotspan/cache/explain"}
     jobs = {"/hotspan/cache/warm", "/hotspan/cache/warm/{warm_up_id}"}
     rest = {path for path in CLIENT if path not in _COUNTED | turns | jobs}
     assert rest == WITHOUT

@@ -19,13 +19,14 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hotspan.core.clock import Clock
 from hotspan.core.credentials import log_name
 from hotspan.core.terms import DEFAULT_TENANT, Scope, adapter_label, tag_labels, tenant_label
-from hotspan.core.types import Chunk, Tier
+from hotspan.core.types import Tier
 from hotspan.engine.adapters import registered_name
 from hotspan.engine.announcing import Announcer
 from hotspan.engine.answers import Answer, Refused, attempt, both_of, pass_on
@@ -251,13 +252,8 @@ class Administrator:
         """Bring a text, or what has a session's or tags' labels, into RAM; for a look-up only say what there is."""
         answer: Future[Answer] = Future()
         tenant = tenant_label(str(command.get("tenant") or DEFAULT_TENANT))
-
-        def known(chunks: Sequence[Chunk]) -> None:
-            if command["do"] == "lookup":
-                self._announcer.look_up(chunks, tenant, answer)
-            else:
-                self._announcer.announce(chunks, tenant, float(command["hold_s"]), answer)
-
+        hold_s = None if command["do"] == "lookup" else float(command["hold_s"])
+        known = partial(self._announcer.announce, tenant=tenant, hold_s=hold_s, answer=answer)
         if command.get("tokens") is None:
             scope = replace(_scope(command, self._manager.namespace), tenant=tenant, namespace=self._manager.namespace)
             attempt(lambda: known(self._manager.cache.labelled(scope)), answer)

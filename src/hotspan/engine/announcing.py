@@ -47,12 +47,20 @@ class Announcer:
         if self._rhythm is not None:
             self._rhythm.on_due = self._wake
 
-    def announce(self, chunks: Sequence[Chunk], tenant: int, hold_s: float, answer: "Future[dict[str, Any]]") -> None:
-        """Bring chunks into RAM, each behind its parent; the answer comes when it is known what there is."""
+    def announce(
+        self, chunks: Sequence[Chunk], tenant: int, hold_s: float | None, answer: "Future[dict[str, Any]]"
+    ) -> None:
+        """Bring chunks into RAM, each behind its parent; the answer comes when it is known what there is.
+
+        hold_s: None only asks what there is, and changes nothing.
+        """
+        if hold_s is None:
+            self._look_up(chunks, tenant, answer)
+            return
         self._prefetches.begin(chunks, tenant, hold_s, lambda found: answer.set_result(self._said(found, hold_s)))
         self._wake()
 
-    def look_up(self, chunks: Sequence[Chunk], tenant: int, answer: "Future[dict[str, Any]]") -> None:
+    def _look_up(self, chunks: Sequence[Chunk], tenant: int, answer: "Future[dict[str, Any]]") -> None:
         """Say what tiers have of chunks, and change nothing; the answer comes when they have said it."""
 
         def told(found: Found) -> None:
