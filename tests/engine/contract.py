@@ -242,5 +242,7 @@ def _in_release(body: list[ast.stmt], release: Release) -> Iterator[ast.stmt]:
 def _holds(test: ast.expr, release: Release) -> bool | None:
     if not (isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and test.left.id == "ENGINE"):
         return None
+    if not isinstance(test.ops[0], ast.GtE | ast.Lt):
+        return None  # whether the release is of a set, which says nothing of what there is in it
     bound = ast.literal_eval(test.comparators[0])
     return bool(release >= bound if isinstance(test.ops[0], ast.GtE) else release < bound)

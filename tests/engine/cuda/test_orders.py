@@ -34,7 +34,7 @@ def test_no_byte_is_wrong_in_any_order(tiny_model: Path, folder: Path, kind: str
     """Whatever the layers, with steps in flight or ranks that lag: all KV that is read is the text's, no access races,
     and slots hold nothing besides."""
     plan = {"actions": 45, "ranks": ranks, "is_async": is_async, "fails": False}
-    totals, found = searched(tiny_model, folder, 40 + ranks, kind, plan)
+    totals, found = searched(tiny_model, folder, 41 + ranks, kind, plan)
     assert found == [] and totals.failures == 0
     assert totals.copies and totals.compared
     assert totals.cached or (kind == "states" and is_async)  # a state is found at the end of a text alone
@@ -64,7 +64,7 @@ def test_adapters_full_disks_and_full_l2s(tiny_model: Path, folder: Path) -> Non
     second engine finds what was stored all the same."""
     plan = {"has_disk": True, "has_l2": True, "disk_fills": True, "l2_fills": True, "disk_slots": 16, "slots": 8}
     plan |= {"actions": 60, "ranks": 1, "adapters": 2, "fails": False, "lives": 2, "settles": True}
-    totals, found = searched(tiny_model, folder, 9, "full", plan)
+    totals, found = searched(tiny_model, folder, 15, "full", plan)
     assert found == [] and totals.failures == 0
     assert totals.engines == 2 and totals.found_on_start
     assert totals.adapted and totals.full
