@@ -18,7 +18,7 @@ from hotspan.config.tenants import Tenants
 from hotspan.core.errors import ConfigError
 from hotspan.http.connections import HttpLimits, connection_class
 from hotspan.http.options import tls_options
-from hotspan.http.paths import ADAPTER_WRITES, EXPLAIN, PIN, PREFETCH, WARM, WARM_UP
+from hotspan.http.paths import ADAPTER_WRITES, EXPLAIN, LOOKUP, PIN, PREFETCH, WARM, WARM_UP
 from hotspan.http.serving import bind
 from hotspan.server.loading import answering_while_loading
 from hotspan.server.options import bind_admin
@@ -118,6 +118,7 @@ def test_every_route_has_a_port(has_client_adapters: bool) -> None:
     assert both == {*PUBLIC, *SHARED} - administrators and {*CLIENT} & both == {
         "/hotspan/cache/invalidate",
         PREFETCH,
+        LOOKUP,
         PIN,
         EXPLAIN,
         WARM,
