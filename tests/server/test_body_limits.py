@@ -16,6 +16,7 @@ from hotspan.http.paths import (
     CANCEL,
     EXPLAIN,
     INVOCATIONS,
+    LOOKUP,
     MAX_SMALL_BYTES,
     PIN,
     PREFETCH,
@@ -33,7 +34,7 @@ from .lmi.fake_engine import FakeEngine
 from .lmi.serving import client, front
 
 LIMIT = TextLimit(tokens=4096, chars=40_000).of_bodies()
-PROMPTS = {*WORK, *STATELESS, INVOCATIONS, *BY_NAME, PREFETCH} - {*AUDIO}
+PROMPTS = {*WORK, *STATELESS, INVOCATIONS, *BY_NAME, PREFETCH, LOOKUP} - {*AUDIO}
 """Routes whose body is one prompt."""
 
 OTHERS = {
