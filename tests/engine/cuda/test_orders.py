@@ -34,7 +34,7 @@ def test_no_byte_is_wrong_in_any_order(tiny_model: Path, folder: Path, kind: str
     """Whatever the layers, with steps in flight or ranks that lag: all KV that is read is the text's, no access races,
     and slots hold nothing besides."""
     plan = {"actions": 45, "ranks": ranks, "is_async": is_async, "fails": False}
-    totals, found = searched(tiny_model, folder, 41 + ranks, kind, plan)
+    totals, found = searched(tiny_model, folder, 42, kind, plan)
     assert found == [] and totals.failures == 0
     assert totals.copies and totals.compared
     assert totals.cached or (kind == "states" and is_async)  # a state is found at the end of a text alone
