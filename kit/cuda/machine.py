@@ -146,7 +146,7 @@ class Device:
 
     # -- addresses -----------------------------------------------------------------------------------------------------
 
-    def are_own(self, addresses: Numbers, sizes: Numbers) -> Flags:
+    def are_own(self, addresses: Numbers, sizes: Numbers | np.int64) -> Flags:
         """Which of these are memory of the device."""
         return (self.address <= addresses) & (addresses + sizes <= self.address + self.size)
 

@@ -125,6 +125,10 @@ HOW: tuple[tuple[str, How], ...] = (
 """By the first pattern that is found in a command."""
 
 REPLACED: tuple[tuple[str, str], ...] = (
+    (r"^hotspan demo-model /tmp/model", "hotspan demo-model {here}/demo-{free}"),
+    (r"^(hotspan daemon .*--disk) \S+", r"\1 {here}/daemon-{free}"),
+    (r"^curl -s localhost:8080/metrics", "curl -s localhost:8080/metrics -H 'authorization: Bearer {token}'"),
+    (r"--workload long-doc-qa", "--workload long-doc-qa --ldqa-document-length 500 --ldqa-max-output-length 4"),
     (r"\.venv/bin/hotspan", "hotspan"),
     (r"^\$ ", ""),
     (r"\[the options that `hotspan serve` will get\]", ""),

@@ -53,6 +53,13 @@ def test_what_a_page_can_not_know_is_put_in() -> None:
         assert not re.search(r"\bMODEL\b|10\.0\.0\.|\.\.\.|/nvme|\{(model|port|free|other|here|token)\}", text), text
 
 
+def test_each_body_says_what_it_is() -> None:
+    """curl sends a form if it is told nothing, which hotspan and vLLM refuse."""
+    bodies = [each for each in COMMANDS if re.match(r"curl ", each.text) and re.search(r" (-d|--data\S*) ", each.text)]
+    assert len(bodies) > 5
+    assert [each for each in bodies if "content-type: " not in each.text.lower()] == []
+
+
 class House:
     """A server with a real model, and a directory as the pages' reader has it."""
 
