@@ -432,7 +432,19 @@ def _whole(ram: int, waits: Mapping[Tier, Seconds], tokens: npt.NDArray[np.int64
     tier = _slowest(waits, chunks)
     load_s = float(waits[tier][chunks]) if tier else 0.0
     saved_s = np.maximum(tokens - tokens[ram], 0) / _UNKNOWN_TOKENS_PER_S
-    return Choice(chunks, 0, tier, load_s, 0.0, 0.0, False, saved_s, saved_s + RESERVE * BOUND_S, saved_s, tokens)
+    return Choice(
+        chunks=chunks,
+        probe=0,
+        tier=tier,
+        load_s=load_s,
+        rest_s=0.0,
+        recompute_s=0.0,
+        is_risky=False,
+        saved_s=saved_s,
+        patiences_s=saved_s + RESERVE * BOUND_S,
+        worth_s=saved_s,
+        tokens=tokens,
+    )
 
 
 def _slowest(waits: Mapping[Tier, Seconds], taken: int) -> Tier | None:

@@ -121,6 +121,15 @@ def said_by_each(address: str, answer: Any) -> Iterator[list[tuple[str, dict[str
         raise ConfigError(f"{address} does not answer as hotspan does: is --server right?") from error
 
 
+@contextlib.contextmanager
+def each_replica(address: str, answer: Any) -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """A block as `said_by_each`'s: what was said by each replica, and its name behind that of its server, if any."""
+    with said_by_each(address, answer) as servers:
+        yield [
+            (f"{name} {replica['replica']}".lstrip(), replica) for name, said in servers for replica in said["replicas"]
+        ]
+
+
 def _stall(address: str, timeout_s: float) -> str:
     """What keeps the process behind a Unix socket from answering."""
     import psutil

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotspan.cli.admin_client import StatsOptions, said_by_each
+from hotspan.cli.admin_client import StatsOptions, each_replica
 from hotspan.cli.controls import health, lookup, pin, prefetch
 from hotspan.cli.invalidate import invalidate, show_receipts
 from hotspan.cli.options import runs
@@ -74,12 +74,11 @@ def stats(options: StatsOptions) -> None:
     if options.json:
         print_json(answer)
         return
-    with said_by_each(options.admin.address, answer) as servers:
-        for name, said in servers:
-            for replica in said["replicas"]:
-                encrypted = "encrypted" if replica["is_encrypted"] else "not encrypted"
-                chunks = f", chunks of {replica['chunk_tokens']} tokens" if "chunk_tokens" in replica else ""
-                _show(f"{name} {replica['replica']}: {encrypted}{chunks}".lstrip(), _usage(replica["tiers"]))
+    with each_replica(options.admin.address, answer) as told:
+        for name, replica in told:
+            encrypted = "encrypted" if replica["is_encrypted"] else "not encrypted"
+            chunks = f", chunks of {replica['chunk_tokens']} tokens" if "chunk_tokens" in replica else ""
+            _show(f"{name}: {encrypted}{chunks}", _usage(replica["tiers"]))
 
 
 @cache.command("check")
@@ -96,10 +95,9 @@ def check(options: CheckOptions) -> None:
             answer = options.admin.post("/hotspan/cache/check", {}, _CHECK_S)
     if options.json:
         print_json(answer)
-    with said_by_each("" if options.disk is not None else options.admin.address, answer) as servers:
-        checked = [(name, replica) for name, said in servers for replica in said["replicas"]]
+    with each_replica("" if options.disk is not None else options.admin.address, answer) as checked:
         for name, replica in () if options.json else checked:
-            _show(f"{name} {replica['replica']}".lstrip(), _findings(replica["tiers"]))
+            _show(name, _findings(replica["tiers"]))
         is_corrupt = any(tier["corrupt"] for _, replica in checked for tier in replica["tiers"].values())
     if is_corrupt:
         raise typer.Exit(1)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hotspan.cli.admin_client import StatsOptions, said_by_each
+from hotspan.cli.admin_client import StatsOptions, each_replica, said_by_each
 from hotspan.cli.invalidate import listed
 from hotspan.cli.options import runs
 from hotspan.cli.output import print_json, stdout_console
@@ -78,10 +78,9 @@ def lookup(options: LookupOptions) -> None:
     answer = options.admin.post(LOOKUP, options.text.body())
     if options.json:
         print_json(answer)
-    with said_by_each(options.admin.address, answer) as servers:
-        told = [(name, replica) for name, said in servers for replica in said["replicas"]]
+    with each_replica(options.admin.address, answer) as told:
         if not options.json:
-            _print(_found(told))
+            stdout_console().print(_found(told))
         if not any(replica["found"] for _, replica in told):
             raise typer.Exit(1)
 
@@ -93,14 +92,10 @@ def prefetch(options: PrefetchOptions) -> None:
     if options.json:
         print_json(answer)
         return
-    with said_by_each(options.admin.address, answer) as servers:
-        for name, said in servers:
-            for replica in said["replicas"]:
-                started = replica["started"]
-                typer.echo(
-                    f"{name} {replica['replica']}: {started['tokens']:,} tokens are moved into RAM, and held there "
-                    f"for {replica['hold_s']:g} s".lstrip()
-                )
+    with each_replica(options.admin.address, answer) as told:
+        for name, replica in told:
+            tokens, hold_s = replica["started"]["tokens"], replica["hold_s"]
+            typer.echo(f"{name}: {tokens:,} tokens are moved into RAM, and held there for {hold_s:g} s")
 
 
 @runs(PinOptions)
@@ -151,11 +146,7 @@ def _found(told: list[tuple[str, dict[str, Any]]]) -> "Table":
 
     table = Table("replica", "tier", "chunks", "tokens", "of")
     for name, replica in told:
-        shown, asked = f"{name} {replica['replica']}".lstrip(), replica["asked"]["tokens"]
+        asked = replica["asked"]["tokens"]
         for tier, amount in replica["found"].items() or [("none", {"chunks": 0, "tokens": 0})]:
-            table.add_row(shown, tier, f"{amount['chunks']:,}", f"{amount['tokens']:,}", f"{asked:,}")
+            table.add_row(name, tier, f"{amount['chunks']:,}", f"{amount['tokens']:,}", f"{asked:,}")
     return table
-
-
-def _print(table: "Table") -> None:
-    stdout_console().print(table)

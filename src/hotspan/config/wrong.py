@@ -46,10 +46,7 @@ def each() -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        found = _all.get()
-        if found is None:
-            raise
-        found.append(error)
+        _keep(error)
 
 
 @contextmanager
@@ -58,11 +55,15 @@ def together() -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        found = _all.get()
-        if found is None:
-            raise
-        if not found:
-            found.append(error)
+        if not _all.get():
+            _keep(error)
+
+
+def _keep(error: ConfigError) -> None:
+    found = _all.get()
+    if found is None:
+        raise error
+    found.append(error)
 
 
 def all_of(found: list[ConfigError]) -> ConfigError:
