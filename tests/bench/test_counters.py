@@ -104,6 +104,9 @@ def test_another_connectors_hits_are_external() -> None:
     """vLLM's count of a connector's hits is a tier only where hotspan doesn't say more."""
     external = "vllm:external_prefix_cache_hits_total 9"
     assert page("vllm:prefix_cache_hits_total 1", external) == CacheCounters({"gpu": 1.0, "external": 9.0}, None)
+    asked = "vllm:external_prefix_cache_queries_total 30"
+    missed = page("vllm:prefix_cache_hits_total 1", external.replace(" 9", " 0"), asked)
+    assert missed == CacheCounters({"gpu": 1.0, "external": 0.0}, None)
     both = page(external, 'hotspan_cache_hit_tokens_total{tier="ram"} 9')
     assert both == CacheCounters({"ram": 9.0}, 0.0)
 
@@ -117,3 +120,11 @@ def test_created_timestamps_are_not_counted() -> None:
     """The `_created` samples next to a counter are no tokens."""
     found = page("vllm:prefix_cache_hits_total 4", "vllm:prefix_cache_hits_created 1.7e9")
     assert found == CacheCounters({"gpu": 4.0}, None)
+
+
+def test_an_engine_without_a_connector_has_no_other_cache() -> None:
+    """vLLM has the counters of connectors in any case; nobody is asked, so they stay at 0."""
+    zeros = ("vllm:external_prefix_cache_hits_total 0", "vllm:external_prefix_cache_queries_total 0")
+    found = page("vllm:prefix_cache_hits_total 1", *zeros)
+    assert found == CacheCounters({"gpu": 1.0}, None)
+    assert found is not None and "outside" not in found.describe()

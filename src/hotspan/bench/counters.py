@@ -14,7 +14,8 @@ from hotspan.core.metrics_page import HITS, LOOKUPS, POOL_HITS, samples
 
 GPU_QUERIES: Final = "vllm:prefix_cache_queries_total"
 EXTERNAL_HITS: Final = "vllm:external_prefix_cache_hits_total"
-_WANTED: Final = (GPU_QUERIES, POOL_HITS, EXTERNAL_HITS, HITS, LOOKUPS)
+EXTERNAL_QUERIES: Final = "vllm:external_prefix_cache_queries_total"
+_WANTED: Final = (GPU_QUERIES, POOL_HITS, EXTERNAL_HITS, EXTERNAL_QUERIES, HITS, LOOKUPS)
 
 _WINDOW_S: Final = 0.3
 _WINDOWS: Final = 10
@@ -88,7 +89,7 @@ class CacheCounters:
         """The counters in a Prometheus exposition, or None if it has none.
 
         hotspan's own counters tell the tiers apart. A vLLM server with another connector only says how much came from
-        outside the engine: that is the tier "external".
+        outside the engine: that is the tier "external". One without any has these counters, too, and never counts.
         """
         hits: defaultdict[str, float] = defaultdict(float)
         external = lookup = pool = 0.0
@@ -106,9 +107,9 @@ class CacheCounters:
             elif name == LOOKUPS:
                 lookup += value
                 has_hotspan = True
-            elif name == EXTERNAL_HITS:
-                external += value
-                has_external = True
+            elif name in (EXTERNAL_HITS, EXTERNAL_QUERIES):
+                external += value if name == EXTERNAL_HITS else 0.0
+                has_external |= value > 0
         if has_external and not has_hotspan:
             hits["external"] = external
         if not hits and not has_hotspan:
