@@ -168,6 +168,9 @@ def pytest_configure(config: pytest.Config) -> None:
     temporary = base / "t" / worker
     temporary.mkdir()
     os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
+    runtime = base / "r" / worker
+    runtime.mkdir(parents=True, exist_ok=True)
+    os.environ["XDG_RUNTIME_DIR"] = str(runtime)  # so that no test finds another worker's engines and tokens
     config.option.basetemp = config.option.basetemp or str(base / "p")
     config.stash[_KEY] = Leftovers(base, temporary, Path(config.option.basetemp))
     config.stash[_WORKERS] = []

@@ -14,6 +14,7 @@ from unittest.mock import patch
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.request import RequestStatus
 
+from hotspan.cache.entry import Entry, State
 from hotspan.cache.tiered import TieredCache
 from hotspan.engine import opening, replicas
 from hotspan.l2.follower import LogFollower
@@ -58,6 +59,7 @@ class World(Core):
         watch.slab = self.cache.ram.slab
         self.totals = Totals()
         self.media = media
+        self._looked_at: dict[int, Entry] = {}  # by slot
         self._live: list[str] = []
         preempt = self.scheduler._preempt_request
 
@@ -72,6 +74,7 @@ class World(Core):
     def step(self, times: int = 1) -> dict[str, int]:
         ended: dict[str, int] = {}
         for _ in range(times):
+            self._look()
             self.clock.advance(0.002)
             if not self.machine.chance.random() < 0.2:
                 self.queues.run(self.machine.chance.randrange(4))
@@ -185,7 +188,14 @@ class World(Core):
         """Raise AssertionError if the books don't agree. Counts bytes in slots that are nobody's."""
         self.cache.check()
         self.prefixes.check()
-        self.totals.left = self.watch.leftovers(list(self.cache.ram.entries.values()))
+        self.totals.left += self.watch.leftovers(list(self.cache.ram.entries.values()))
+
+    def _look(self) -> None:
+        """Count bytes that are nobody's in the slots of chunks that have become ready since the last look."""
+        ready = [entry for entry in self.cache.ram.entries.values() if entry.state is State.READY]
+        fresh = [entry for entry in ready if self._looked_at.get(entry.slot) is not entry]
+        self._looked_at |= {entry.slot: entry for entry in fresh}
+        self.totals.left += self.watch.leftovers(fresh)
 
 
 @contextmanager
