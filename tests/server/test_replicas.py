@@ -28,6 +28,8 @@ pytestmark = pytest.mark.engine
 
 TEXTS = [prose(seed, 1500) for seed in range(8)]
 CHUNK = CHUNK_TOKENS
+ALL = ("--patience-s", "60")
+"""Options with which a replica loads all that an L2 has: how fast this machine is decides nothing."""
 EXACT = re.compile(r'^hotspan_router_events_state\{reason="",replica=[^}]*\} (\S+)$', re.MULTILINE)
 PIECE, PIECES = 512, re.compile(r"^hotspan_router_index_pieces (\S+)$", re.MULTILINE)
 STORED = re.compile(r'^hotspan_cache_store_seconds_count\{[^}]*tier="l2"[^}]*\} (\S+)$', re.MULTILINE)
@@ -271,7 +273,7 @@ def node(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     daemon = DaemonProcess(size_gib=1.0)
     daemon.start()
     url = f"sagemaker-hyperpod://127.0.0.1:{daemon.port}"
-    options = ("--ram-gib", "0.1", "--l2", url, "--l2-option", f"shared_memory_name={daemon.name}")
+    options = ("--ram-gib", "0.1", "--l2", url, "--l2-option", f"shared_memory_name={daemon.name}", *ALL)
     key = path / "events.key"
     key.touch(0o600)
     key.write_text(secrets.token_hex(32))
@@ -307,7 +309,7 @@ def test_two_replicas_of_a_node_share_its_daemon(node: Node) -> None:
         settle(before + chunks_of(first), one, two)
         second = list(pool.map(lambda n: ask((two, one)[n % 2], TEXTS[n]), range(len(TEXTS))))
     assert [text for text, *_ in first] == [text for text, *_ in second]
-    assert share(first) == 0 and share(second) >= 0.5
+    assert share(first) == 0 and share(second) == 1
 
 
 def test_the_router_knows_what_a_replica_computed_for_others(node: Node) -> None:
