@@ -352,10 +352,10 @@ class Administrator:
 
         def again() -> None:
             keys = shredded.result()
-            destroyed = {"shredded": {"tenant": tenant, "roots": list(keys.roots), "at": keys.at_s}}
+            told = {"tenant": tenant, "roots": list(keys.roots), "at": keys.at_s, "had_keys": keys.had_keys}
             second = self._forget(scopes)
             both = AllDurable(
-                2, lambda done: attempt(lambda: answer.set_result(both_of(first, second) | destroyed), answer)
+                2, lambda done: attempt(lambda: answer.set_result(both_of(first, second) | {"shredded": told}), answer)
             )
             first.add_done_callback(lambda done: both(True))
             second.add_done_callback(lambda done: both(True))

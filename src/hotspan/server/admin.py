@@ -382,6 +382,10 @@ def merged(answers: Sequence[Json]) -> Json:
         result["is_durable"] = result["is_durable"] and other["is_durable"]
         tiers = {**result["removed"], **other["removed"]}
         result["removed"] = {tier: result["removed"].get(tier, 0) + other["removed"].get(tier, 0) for tier in tiers}
+        if "shredded" in result:  # engine cores that share a store: one of them finds the keys
+            keys, more = result["shredded"], other["shredded"]
+            roots, had_keys = [*{*keys["roots"], *more["roots"]}], keys["had_keys"] or more["had_keys"]
+            result["shredded"] = keys | {"roots": sorted(roots), "had_keys": had_keys}
     return result
 
 
