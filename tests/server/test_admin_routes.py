@@ -60,7 +60,7 @@ class FakeEngine:
     def salt(self, tenant: str, salt: str | None) -> str | None:
         return f"salt of {tenant} and {salt}"
 
-    def trace(self, recording: str, block_tokens: int, *, is_last: bool) -> dict[str, Any] | None:
+    async def trace(self, recording: str, block_tokens: int, *, is_last: bool) -> dict[str, Any] | None:
         return {"rows": [], "running": 0, "dropped": 0} if recording == "mine-0123456789ab" else None
 
     max_tokens = 4096

@@ -234,6 +234,27 @@ def test_a_file_is_sorted_and_can_be_simulated(tmp_path: Path) -> None:
     assert not any("token" in json.loads(line) for line in (tmp_path / "own.jsonl").read_text().splitlines())
 
 
+def test_a_server_that_ends_leaves_what_it_has_told() -> None:
+    """It is named, and not asked again; one that can't be asked at first is an error."""
+    asked = []
+
+    def ends(path: str, body: dict[str, Any]) -> Any:
+        asked.append(body)
+        if len(asked) > 1:
+            raise ConfigError("http://x can't be asked")
+        return {"rows": [{"timestamp": 1}], "running": 0, "dropped": 0}
+
+    def lasts(path: str, body: dict[str, Any]) -> Any:
+        return {"rows": [{"timestamp": 2}], "running": 0, "dropped": 0}
+
+    times = iter(range(10))
+    found = collect([ends, lasts], 3.5, clock=lambda: float(next(times)), sleep=lambda _: None)
+    assert [row["timestamp"] for row in found.rows] == [1, 2, 2, 2, 2] and len(asked) == 2
+    assert found.silent == ["http://x can't be asked"]
+    with pytest.raises(ConfigError, match="http://x"):
+        collect([ends], 3.5)
+
+
 def test_an_interrupt_ends_a_recording() -> None:
     """With what came until then, the last fetch included, and how many requests are missing."""
 
