@@ -51,7 +51,8 @@ class Server:
                 self.now += 1
                 reason = ends if n == len(counts) - 1 else None
                 each = SimpleNamespace(token_ids=[0] * count, finish_reason=reason)
-                yield SimpleNamespace(outputs=[each], num_cached_tokens=512)
+                told = SimpleNamespace(first_token_latency=0.25) if kind is FINAL else None
+                yield SimpleNamespace(outputs=[each], num_cached_tokens=512, metrics=told)
 
         async def drain() -> None:
             async for _ in self.traces.followed(generate(), kind, session):
@@ -72,6 +73,7 @@ def test_a_row_has_times_lengths_and_keys() -> None:
     first, second = found["rows"]
     assert (first["timestamp"], first["input_length"], first["output_length"]) == (5000, 1300, 3)
     assert (first["ttft_ms"], first["cached_length"], second["output_length"]) == (1000.0, 512, 3)
+    assert (second["ttft_ms"], second["duration_ms"]) == (250.0, 1000.0), "a whole answer's first token came before"
     assert first["hash_ids"] == second["hash_ids"] and len(first["hash_ids"]) == 3
     assert server.traces.fetch("a") == {"rows": [], "running": 0, "dropped": 0}
 

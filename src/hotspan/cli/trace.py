@@ -78,8 +78,9 @@ def record(
     print_written(output)
     asked = sum(row["input_length"] for row in rows)
     cached = sum(row["cached_length"] for row in rows)
-    ttft_ms = sum(row["ttft_ms"] for row in rows) / len(rows)
-    typer.echo(f"{len(rows)} requests, hit rate {cached / asked:.1%}, mean TTFT {ttft_ms / 1000:.3f} s")
+    times = [row["ttft_ms"] / 1000 for row in rows if "ttft_ms" in row]
+    ttft = f"{sum(times) / len(times):.3f} s" if times else "unknown"
+    typer.echo(f"{len(rows)} requests, hit rate {cached / asked:.1%}, mean TTFT {ttft}")
     if found.silent:
         typer.secho(f"did not always answer, so that requests may be missing: {', '.join(found.silent)}", fg="yellow")
     if found.lost:

@@ -106,8 +106,6 @@ def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -
             closing.callback(follower.close)
         cost = opening.cost_model()
         cache, disk = opening.cache(cost, follower)
-        chain = next((group for group in groups if group.is_chain), None)
-        has_events = config.kv_events_config is not None and config.kv_events_config.enable_kv_cache_events
         has_outputs = keeps_outputs(settings, config) and not spec.is_over_hosts
         steps = None if cost is None else StepWatch(cost, config.scheduler_config.max_num_batched_tokens, clock)
         blending = _blending(settings, cache, config, groups)
@@ -121,7 +119,7 @@ def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -
             steps=steps,
             blending=blending,
             outputs=EncoderOutputs(cache, clock, _patience_s(settings), steps) if has_outputs else None,
-            events=ChunkEvents(cache, chain) if chain is not None and has_events else None,
+            events=_events(cache, config, groups),
             watchers=[traces, *_tracing(cache, config, clock)],
             rhythm=Rhythm(clock, cache.stats) if settings.prefetch_sessions else None,
             follower=follower,
@@ -324,6 +322,14 @@ def _drain_s(drain_s: float, grace_s: float) -> float:
 
 def _patience_s(settings: CacheSettings) -> float:
     return PATIENCE_S if settings.patience_s is None else settings.patience_s
+
+
+def _events(cache: TieredCache, config: VllmConfig, groups: list[ChunkGroup]) -> ChunkEvents | None:
+    """What routers are told of chunks, where vLLM publishes events."""
+    chain = next((group for group in groups if group.is_chain), None)
+    asked = config.kv_events_config
+    is_told = asked is not None and asked.enable_kv_cache_events
+    return ChunkEvents(cache, chain) if chain is not None and is_told else None
 
 
 def _blending(

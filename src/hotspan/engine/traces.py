@@ -7,7 +7,8 @@ name, which whoever records draws at random, gives to all replicas and does not 
 guessed text is in the trace. Nothing is kept while nobody fetches.
 
 A row has how its answer ended, as the engine tells it: `stop`, `length`, or `abort` if nobody waited for the end. An
-answer that asks for a tool is `stop` there. Requests that name a session have a key of it, hashed in the same way.
+answer that asks for a tool is `stop` there. The time to the first token of an answer that comes whole is the one that
+the engine tells. Requests that name a session have a key of it, hashed in the same way.
 
 Where the engine blends, rows name the sections between separators, too: by the same kind of hash of their own tokens.
 """
@@ -36,6 +37,7 @@ _KEPT_S: Final = 30.0
 _MAX_KEYS: Final = 2_000_000
 """Kept between two fetches, about 70 MiB. Rows beyond are dropped and counted."""
 
+_WHOLE: Final = RequestOutputKind.FINAL_ONLY
 _SECTION_TOKENS: Final = 128
 """Shorter sections are not named: nothing of them is reused."""
 
@@ -120,7 +122,7 @@ class Traces:
         if (found := self.active()) is None:
             return outputs
         row = found.row(self._clock(), session)
-        return self._follow(found, row, outputs, is_delta=kind is RequestOutputKind.DELTA)
+        return self._follow(found, row, outputs, kind)
 
     def admitted(self, request: EngineCoreRequest) -> None:
         """Note the prompt of the request that the current task makes, as the engine gets it."""
@@ -147,9 +149,9 @@ class Traces:
         return self._recording
 
     async def _follow(
-        self, found: Recording, row: Row, outputs: AsyncGenerator[Any, None], *, is_delta: bool
+        self, found: Recording, row: Row, outputs: AsyncGenerator[Any, None], kind: RequestOutputKind
     ) -> AsyncGenerator[Any, None]:
-        row.began_s = self._clock()
+        row.began_s, is_delta = self._clock(), kind is RequestOutputKind.DELTA
         found.running += 1
         _current.set(row)
         try:
@@ -160,7 +162,7 @@ class Traces:
                     row.cached_tokens = output.num_cached_tokens or row.cached_tokens
                     row.finish_reason = next((each.finish_reason for each in output.outputs if each.finish_reason), "")
                     if row.first_s is None and counted:
-                        row.first_s = self._clock()
+                        row.first_s = self._clock() if kind is not _WHOLE else _first_s(row, output)
                     yield output
         finally:
             found.running -= 1
@@ -168,7 +170,7 @@ class Traces:
 
     def end(self, found: Recording, row: Row) -> None:
         """Keep the row of a request that was answered, at least in part."""
-        if row.keys is None or row.first_s is None or found is not self._recording:
+        if row.keys is None or not row.answer_tokens or found is not self._recording:
             return
         keys = len(row.keys) + len(row.sections)
         if found.kept_keys + keys > _MAX_KEYS:
@@ -181,15 +183,21 @@ class Traces:
                 "input_length": row.tokens,
                 "output_length": row.answer_tokens,
                 "hash_ids": row.keys,
-                "ttft_ms": round((row.first_s - row.began_s) * 1000, 3),
                 "cached_length": row.cached_tokens,
                 "block_tokens": found.block_tokens,
                 "duration_ms": round((self._clock() - row.began_s) * 1000, 3),
                 "finish_reason": row.finish_reason or ABORT,
             }
+            | ({} if row.first_s is None else {"ttft_ms": round((row.first_s - row.began_s) * 1000, 3)})
             | ({} if row.session is None else {"session": row.session})
             | ({"sections": row.sections} if row.sections else {})
         )
+
+
+def _first_s(row: Row, output: Any) -> float | None:
+    """When the first token of an answer came that the engine tells of as a whole; None if it keeps no times."""
+    latency_s = getattr(getattr(output, "metrics", None), "first_token_latency", 0.0)
+    return row.began_s + latency_s if latency_s else None
 
 
 def recorded_engine(config: VllmConfig, name: str) -> dict[str, Any]:
