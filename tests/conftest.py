@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from kit.environment import prepare_environment
 from kit.preloaded import SERVERS
 from tests.bytecode import pytest_sessionstart  # noqa: F401
+from tests.garbage import pytest_collection, pytest_collection_finish  # noqa: F401
 from tests.groups import (  # noqa: F401
     pytest_collection_modifyitems,
     pytest_ignore_collect,
