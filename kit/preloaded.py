@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from kit.inspection import inspect_in_process
 from kit.nursery import Nursery, limit_files, live, pair
 from kit.spawning import TITLE_BYTES, Chosen, Imports, executing, is_server, run
 
@@ -168,6 +169,7 @@ def main() -> None:
     received, environment = socket.socket(fileno=int(sys.argv[1])), dict(os.environ)
     received.set_inheritable(False)
     os.environ.__class__ = _Recording
+    inspect_in_process()
     for module in sys.argv[3:]:
         with contextlib.suppress(ModuleNotFoundError):  # in another release of vLLM
             importlib.import_module(module)

@@ -124,9 +124,16 @@ def main() -> None:
 
 def _serve(port: int) -> None:
     from moto.moto_server.werkzeug_app import create_backend_app
-    from werkzeug.serving import make_server
+    from werkzeug.serving import WSGIRequestHandler, make_server
 
-    server = make_server("127.0.0.1", port, _OneWriteAtATime(create_backend_app("s3")), threaded=True)
+    class Silent(WSGIRequestHandler):
+        """Nobody reads a line for each request."""
+
+        def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+            return None
+
+    application = _OneWriteAtATime(create_backend_app("s3"))
+    server = make_server("127.0.0.1", port, application, threaded=True, request_handler=Silent)
     print(os.getpid(), server.server_port, flush=True)
     server.serve_forever()
 

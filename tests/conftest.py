@@ -8,8 +8,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from kit.environment import prepare_environment
+from kit.inspection import inspect_in_process
 from kit.preloaded import SERVERS
 from tests.bytecode import pytest_sessionstart  # noqa: F401
+from tests.garbage import pytest_collection, pytest_collection_finish  # noqa: F401
 from tests.groups import (  # noqa: F401
     pytest_collection_modifyitems,
     pytest_ignore_collect,
@@ -26,6 +28,7 @@ from tests.leftovers import (  # noqa: F401
 )
 
 prepare_environment()  # before any module of tests imports torch
+inspect_in_process()
 
 # The same examples in every run; others with --hypothesis-profile=random. Neither an example nor its drawing has a time
 # limit: on a busy machine both take as long as they take.
