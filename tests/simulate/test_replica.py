@@ -42,6 +42,19 @@ def test_prompts_wait_for_each_other() -> None:
     assert outcome.ttft_s == pytest.approx([4 * BLOCK_S, 6 * BLOCK_S, 7 * BLOCK_S - 0.1])
 
 
+def test_prompts_of_one_step_get_their_first_tokens_together() -> None:
+    """Those that wait, fit into a step with the one before them, and may run; the rest waits for that step."""
+    costs = Costs(prefill_tokens_per_s=RATE, step_tokens=1024)
+    rows = [row(0, range(4)), row(0.01, range(10, 11)), row(0.02, range(20, 21)), row(0.03, range(30, 31))]
+    outcome = replay(setup(costs=costs), *rows)
+    assert outcome.ttft_s == pytest.approx([4 * BLOCK_S, 6 * BLOCK_S - 0.01, 6 * BLOCK_S - 0.02, 7 * BLOCK_S - 0.03])
+    one = replay(setup(costs=replace(costs, max_running=1)), *rows)
+    assert one.ttft_s == pytest.approx([4 * BLOCK_S, 5 * BLOCK_S - 0.01, 6 * BLOCK_S - 0.02, 7 * BLOCK_S - 0.03])
+    shared = [row(0, range(4)), row(0.01, [9], more=60), row(0.02, [9], more=60)]
+    first, second = replay(setup(costs=replace(costs, step_tokens=640)), *shared).ttft_s[1:]
+    assert first - second == pytest.approx(0.01), "the second finds what the first of its step computes"
+
+
 def test_decode_and_prefill_slow_each_other() -> None:
     """While a prompt is prefilled, who decodes gets a token a step of prefill, and takes one of its tokens."""
     costs = Costs(prefill_tokens_per_s=RATE, step_s=0.01, request_step_s=0.0, step_tokens=256)

@@ -1,9 +1,10 @@
-"""One simulated replica: a queue, one prefill at a time, many decodes, and caches.
+"""One simulated replica: a queue, one step of prefill at a time, many decodes, and caches.
 
     arrive -> queue (FIFO) -> prefill: load what a tier has and is worth it, compute the rest -> first byte
            -> decode, beside others -> end
 
-With blending, a prompt may be made of windows (windows.py) instead.
+With blending, a prompt may be made of windows (windows.py) instead. Prompts that wait and fit into one step together
+are prefilled together, and get their first tokens when all of them are computed.
 
 Prefill and decode share the steps of one engine. While something is prefilled a step has `step_tokens` tokens, one of
 them for each request that decodes; so n decoding requests leave 1 - n/step_tokens of the prefill's speed, and get their
@@ -76,15 +77,15 @@ class SimulatedReplica:
         self._on_first = on_first
         self._on_end = on_end
         self._queue: deque[Job] = deque()
-        self._current: Job | None = None
-        self._work_s = 0.0  # left of the current job, at full speed
+        self._current: list[Job] = []  # whose prompts are prefilled together
+        self._work_s = 0.0  # left of them, at full speed
         self._steps = 0.0  # tokens that each decoding request got so far
         self._decoding: list[tuple[float, int, Job]] = []  # (when `_steps` is this, it ends)
 
     @property
     def requests(self) -> int:
         """That have not ended."""
-        return len(self._queue) + (self._current is not None) + len(self._decoding)
+        return len(self._queue) + len(self._current) + len(self._decoding)
 
     def arrive(self, job: Job, now_s: float) -> None:
         """A request comes."""
@@ -96,7 +97,7 @@ class SimulatedReplica:
     def next_s(self) -> float:
         """When something happens next if nothing comes."""
         found = NEVER
-        if self._current is not None:
+        if self._current:
             found = self._first_s()
         if self._decoding:
             found = min(found, self._decoded_s())
@@ -108,21 +109,21 @@ class SimulatedReplica:
         if passed > 0:
             if self._decoding:
                 self._steps += passed / self._step_s()
-            if self._current is not None:
+            if self._current:
                 self._work_s -= passed * self._prefill_speed()
                 self.busy_s += passed
             self.at_s = now_s
         # What is left may be too short to move the clock: then it is due, too.
         while self._decoding and (self._decoding[0][0] <= self._steps + _TINY or self._decoded_s() <= self.at_s):
             self._end(heappop(self._decoding)[2])
-        if self._current is not None and (self._work_s <= _TINY or self._first_s() <= self.at_s):
-            self._first(self._current)
+        if self._current and (self._work_s <= _TINY or self._first_s() <= self.at_s):
+            self._end_prefill()
         self._begin()
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _first_s(self) -> float:
-        """When the current prompt's first token comes."""
+        """When the first tokens of the current prompts come."""
         return self.at_s + self._work_s / self._prefill_speed()
 
     def _decoded_s(self) -> float:
@@ -136,30 +137,44 @@ class SimulatedReplica:
     def _step_s(self) -> float:
         costs = self._costs
         alone_s = costs.step_s + costs.request_step_s * (len(self._decoding) - 1)
-        return max(alone_s, costs.step_tokens / costs.prefill_tokens_per_s) if self._current is not None else alone_s
+        return max(alone_s, costs.step_tokens / costs.prefill_tokens_per_s) if self._current else alone_s
 
     def _begin(self) -> None:
-        if self._current is None and self._queue and len(self._decoding) < self._costs.max_running:
-            job = self._current = self._queue.popleft()
+        """Begin with the prompt that waits longest, and with those behind it that fit into one step with it."""
+        if self._current:
+            return
+        left = self._costs.step_tokens - len(self._decoding)
+        while self._queue and len(self._decoding) + len(self._current) < self._costs.max_running:
+            job = self._queue[0]
+            *_, held = self._found(job.request)
+            left -= job.request.tokens - held * self._block_tokens
+            if self._current and left < 0:
+                return
+            self._current.append(self._queue.popleft())
             job.began_s = self.at_s
-            self._work_s = self._take(job)
+            self._work_s += self._take(job)
 
-    def _take(self, job: Job) -> float:
-        """Seconds of prefill, of what is found in no cache or not worth loading; all of it is in the caches then."""
-        request, costs, caches, block = job.request, self._costs, self._caches, self._block_tokens
+    def _found(self, request: Request) -> tuple[int, dict[Medium, int], float, int]:
+        """Tokens in the pool, tokens to load by tier, the seconds of that, and all blocks of both."""
+        costs, caches, block = self._costs, self._caches, self._block_tokens
         end = min(len(request.keys), (request.tokens - 1) // block)  # the last token is always computed
         held = caches[Medium.GPU].prefix(request.keys, 0, end)
-        job.found = held * block
-        work_s = 0.0
+        kept, loaded, work_s = held * block, dict[Medium, int](), 0.0
         for medium in (Medium.RAM, Medium.DISK, Medium.L2):
             cache = caches.get(medium)
             if cache is not None and held < end:
                 until = cache.prefix(request.keys, held, end)
                 load_s = costs.loading_s(medium, (until - held) * block)
                 if until > held and load_s < costs.prefill_s(held * block, until * block):
-                    job.loaded[medium] = (until - held) * block
+                    loaded[medium] = (until - held) * block
                     work_s += load_s
                     held = until
+        return kept, loaded, work_s, held
+
+    def _take(self, job: Job) -> float:
+        """Seconds of prefill, of what is found in no cache or not worth loading; all of it is in the caches then."""
+        request, costs, caches, block = job.request, self._costs, self._caches, self._block_tokens
+        job.found, job.loaded, work_s, held = self._found(request)
         if self._windows is not None:
             blended = self._windows.plan(request, job.found, held * block)
             if blended is not None:
@@ -182,8 +197,12 @@ class SimulatedReplica:
         self._pool.use(job.request.keys[:kept])
         return blended.work_s
 
+    def _end_prefill(self) -> None:
+        done, self._current, self._work_s = self._current, [], 0.0
+        for job in done:
+            self._first(job)
+
     def _first(self, job: Job) -> None:
-        self._current = None
         job.first_s = self.at_s
         self._on_first(job, self.at_s)
         if job.request.answer_tokens > 1:
