@@ -14,7 +14,9 @@ import pytest
 
 import hotspan
 from hotspan.cli.admin_client import Admin
+from hotspan.cli.trace import collect, write_rows
 from hotspan.core.errors import ConfigError, RefusedError
+from hotspan.core.trace import read
 from kit.engine import CHUNK, rig
 from kit.ports import free_port
 from kit.waiting import until
@@ -87,6 +89,36 @@ def is_controlled_as_by_lmcache(command: Callable[..., tuple[int, str]], prompt:
     assert status == 0 and "ram up, disk up" in said, said
 
 
+def is_recorded(url: str, model: Path, path: Path, file: Path) -> None:
+    """`hotspan trace record` at the engine's own socket: what is asked meanwhile is in the file."""
+    now, cached = [0.0], []
+
+    def asks(_: float) -> None:
+        now[0] += 1
+        cached.append(asked(url, model)[1])
+
+    found = collect([Admin(server=f"unix:{path}").post], 2.5, clock=lambda: now[0], sleep=asks)
+    write_rows(file, found.rows, found.servers)
+    assert [row["cached_length"] for row in found.rows] == cached and len(cached) == 3 and all(cached), found
+    (trace, (server,)) = read(file), found.servers
+    assert {request.answer_tokens for request in trace.requests} == {8}
+    assert server["model"] == str(model) and server["gpu_tokens"] and server["tier_bytes"]["ram"], server
+
+
+def is_warmed(url: str, command: Callable[..., tuple[int, str]], texts: Path) -> None:
+    """`hotspan cache warm` computes documents at vLLM's own port, and finds them again; not at the engine's socket."""
+    texts.mkdir()
+    for number in range(2):
+        (texts / f"{number}.txt").write_text(f"Document {number} of two. " * 80)
+    for turn in range(2):
+        status, said = command("warm", str(texts), "--server", url, "--json")
+        done = json.loads(said)
+        assert status == 0 and done["texts"] == 2 and done["bytes"], said
+        assert done["cached"] > done["tokens"] - 2 * CHUNK if turn else not done["cached"], said
+    status, said = command("warm", str(texts))
+    assert status == 2 and "give --server URL" in said, said
+
+
 def is_seen_when_it_stops(url: str, model: str, path: Path) -> None:
     """An engine core that is stopped while a request is in work: /health is 503 and its socket is known to be stalled,
     until it goes on.
@@ -153,5 +185,7 @@ def test_vllm_serve_is_administered_by_the_command_line(tiny_model: Path, tmp_pa
         assert asked(url, tiny_model) == (answer, 0)
         status, said = command("stats", "--server", url)
         assert status != 0 and "--server unix:" in said.replace("\n", ""), said
+        is_recorded(url, tiny_model, next(runtime.iterdir()), tmp_path / "trace.jsonl")
+        is_warmed(url, command, tmp_path / "texts")
         is_seen_when_it_stops(url, str(tiny_model), next(runtime.iterdir()))
     assert not list(runtime.iterdir())

@@ -51,7 +51,7 @@ def spans() -> Spans:
 @pytest.fixture(scope="module")
 def running(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Core]:
     with core(tiny_model, disk=tmp_path_factory.mktemp("tracing") / "kv", cache={"patience_s": None}) as engine:
-        assert engine.manager.tracing is None, "nobody asked for spans"
+        assert not any(isinstance(each, CacheTracing) for each in engine.manager.watchers), "nobody asked for spans"
         yield engine
 
 
@@ -63,7 +63,7 @@ def engine(running: Core, spans: Spans) -> Iterator[Core]:
         return Request(*words, **options, trace_headers=HEADERS)
 
     tracing = CacheTracing(running.manager.cache, SystemClock(), spans.tracer)
-    with mock.patch.object(running.manager, "tracing", tracing), mock.patch(f"{Core.__module__}.Request", traced):
+    with mock.patch.object(running.manager, "watchers", [tracing]), mock.patch(f"{Core.__module__}.Request", traced):
         yield running
         assert not tracing._open
 
@@ -118,7 +118,7 @@ def test_an_aborted_request_leaves_nothing(engine: Core, spans: Spans) -> None:
 def test_without_a_trace_nothing_is_noted(running: Core, spans: Spans) -> None:
     """A request that came without one."""
     tracing = CacheTracing(running.manager.cache, SystemClock(), spans.tracer)
-    with mock.patch.object(running.manager, "tracing", tracing):
+    with mock.patch.object(running.manager, "watchers", [tracing]):
         running.ask(running.text(5, LENGTH))
     assert not spans.take()
 

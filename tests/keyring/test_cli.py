@@ -2,11 +2,14 @@
 
 import os
 import stat
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from hotspan.cli import admin_client
 from hotspan.cli.main import app
 from hotspan.keyring.keyring import open_keyring
 from tests.keyring.conftest import Kms
@@ -99,6 +102,43 @@ def test_shred_wants_a_yes_and_prints_a_receipt(store: Path, kek: str) -> None:
         assert not reads(keyring, frame)
         keyring.shred("acme")
     assert "no keys" in keys(*arguments, "--yes", status=2).output
+
+
+def keys_of(roots: Sequence[str], had_keys: bool = True) -> dict[str, Any]:
+    return {"replicas": [], "shredded": {"tenant": "t", "roots": [*roots], "at": 1.0, "had_keys": had_keys}}
+
+
+def behind_a_router(*bodies: dict[str, Any]) -> dict[str, Any]:
+    rows = [{"replica": f"http://{n}", "status": 200, "body": body} for n, body in enumerate(bodies)]
+    return {"is_complete": True, "replicas": rows}
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "said"),
+    [
+        (keys_of(["aa"]), 0, "root aa"),
+        (keys_of([]), 0, "shredded tenant 't'"),
+        (keys_of([], False), 2, "has no keys at http://x"),
+        (behind_a_router(keys_of([], False), keys_of(["aa"])), 0, "root aa"),
+        (behind_a_router(keys_of([], False), keys_of([], False)), 2, "has no keys at http://x"),
+    ],
+)
+def test_a_server_s_shred_says_what_was_destroyed(
+    answer: Any, status: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One replica or several behind a router; a tenant that none of them knows was not shredded."""
+    monkeypatch.setattr(admin_client.Admin, "post", lambda *_: answer)
+    assert said in keys("shred", "--server", "http://x", "--tenant", "t", "--yes", status=status).output
+
+
+@pytest.mark.parametrize("route", [lambda one: one, behind_a_router])
+def test_a_server_s_rotation_names_the_roots(
+    route: Callable[[dict[str, Any]], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One replica's, or those of several behind a router."""
+    monkeypatch.setattr(admin_client.Admin, "post", lambda *_: route({"tenant": "t", "roots": ["aa", "bb"]}))
+    output = keys("rotate", "--server", "http://x", "--tenant", "t").output
+    assert "writes under the new root aa, bb now" in output
 
 
 def test_a_store_in_use_is_not_changed(store: Path, kek: str) -> None:

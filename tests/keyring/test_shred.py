@@ -27,7 +27,8 @@ def test_a_shred_is_for_good(store: Path, kek: str) -> None:
         assert reads(keyring, frame) and reads(keyring, newer)
         receipt = keyring.shred("a")
         keyring.check()
-        assert receipt.tenant == "a" and receipt.at_s == clock.unix()
+        assert receipt.tenant == "a" and receipt.at_s == clock.unix() and receipt.had_keys
+        assert not keyring.shred("a").had_keys
         assert receipt.roots == (frame[0].hex(), newer[0].hex())
         assert not (store / file_name("a")).exists()
         assert keyring.sealing(tenant_label("a")) is None and not reads(keyring, frame) and not reads(keyring, newer)

@@ -394,10 +394,13 @@ def test_shred_and_rotate(house: House) -> None:
     assert unsure.returncode == 2 and "--yes" in unsure.stderr
     status, receipt = house.call("POST", "/hotspan/keys/rotate", house.token, {"tenant": "globex"})
     assert status == 200 and len(receipt["roots"]) == 1
-    status, receipt = house.call("POST", "/hotspan/keys/shred", house.token, {"tenant": "acme"})
-    assert status == 200 and receipt["is_durable"] and receipt["shredded"]["roots"], receipt
     shredded = house.hotspan("keys", "shred", *server, "--tenant", "acme", "--yes")
     assert shredded.returncode == 0 and "shredded tenant 'acme'" in shredded.stdout, shredded.stderr
+    status, receipt = house.call("POST", "/hotspan/keys/shred", house.token, {"tenant": "acme"})
+    assert status == 200 and receipt["is_durable"] and not receipt["shredded"]["had_keys"], receipt
+    for tenant in ("acme", "nosuch"):
+        again = house.hotspan("keys", "shred", *server, "--tenant", tenant, "--yes")
+        assert again.returncode == 2 and "has no keys" in again.stderr, again.stderr
     assert house.ask("acme", text) == 0
     assert house.ask("globex", text) > 256
 

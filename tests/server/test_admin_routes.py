@@ -60,7 +60,7 @@ class FakeEngine:
     def salt(self, tenant: str, salt: str | None) -> str | None:
         return f"salt of {tenant} and {salt}"
 
-    def trace(self, recording: str, block_tokens: int, *, is_last: bool) -> dict[str, Any] | None:
+    async def trace(self, recording: str, block_tokens: int, *, is_last: bool) -> dict[str, Any] | None:
         return {"rows": [], "running": 0, "dropped": 0} if recording == "mine-0123456789ab" else None
 
     max_tokens = 4096
@@ -330,6 +330,13 @@ def test_receipts_of_several_cores_are_one() -> None:
     assert one["replicas"] == ["host/a", "host/b"] and one["receipt"] == "a+b" and one["is_durable"]
     assert not merged([receipt("a", 3), receipt("b", 4, durable=False)])["is_durable"]
     late = receipt("b", 4) | {"replicas_missing": ["third"], "widened": ["acme"]}
+    keys = {"tenant": "t", "roots": [], "at": 1.0, "had_keys": False}
+    cores = [
+        receipt("a", 3) | {"shredded": keys},
+        receipt("b", 4) | {"shredded": keys | {"roots": ["r"], "had_keys": True}},
+    ]
+    for order in (cores, cores[::-1]):
+        assert merged(order)["shredded"] == keys | {"roots": ["r"], "had_keys": True}
     both = merged([receipt("a", 3) | {"replicas_missing": []}, late])
     assert both["replicas_missing"] == ["third"] and both["widened"] == ["acme"]
 

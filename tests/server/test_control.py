@@ -275,7 +275,6 @@ def test_a_closed_socket_leaves_nothing(runtime: Path) -> None:
         ("/hotspan/cache/invalidate", {"prompt": "x"}, "give the tokens"),
         ("/hotspan/cache/prefetch", {"messages": [{"role": "user"}]}, "give the prompt, or its tokens"),
         ("/hotspan/cache/warm", {}, "`hotspan serve` does"),
-        ("/hotspan/trace", {"recording": "r" * 16}, "recorded by `hotspan serve`"),
         ("/hotspan/keys/shred", {"tenant": "t"}, "no keys"),
     ],
 )

@@ -51,7 +51,8 @@ class Server:
                 self.now += 1
                 reason = ends if n == len(counts) - 1 else None
                 each = SimpleNamespace(token_ids=[0] * count, finish_reason=reason)
-                yield SimpleNamespace(outputs=[each], num_cached_tokens=512)
+                told = SimpleNamespace(first_token_latency=0.25) if kind is FINAL else None
+                yield SimpleNamespace(outputs=[each], num_cached_tokens=512, metrics=told)
 
         async def drain() -> None:
             async for _ in self.traces.followed(generate(), kind, session):
@@ -72,6 +73,7 @@ def test_a_row_has_times_lengths_and_keys() -> None:
     first, second = found["rows"]
     assert (first["timestamp"], first["input_length"], first["output_length"]) == (5000, 1300, 3)
     assert (first["ttft_ms"], first["cached_length"], second["output_length"]) == (1000.0, 512, 3)
+    assert (second["ttft_ms"], second["duration_ms"]) == (250.0, 1000.0), "a whole answer's first token came before"
     assert first["hash_ids"] == second["hash_ids"] and len(first["hash_ids"]) == 3
     assert server.traces.fetch("a") == {"rows": [], "running": 0, "dropped": 0}
 
@@ -232,6 +234,27 @@ def test_a_file_is_sorted_and_can_be_simulated(tmp_path: Path) -> None:
     assert trace.facts().recorded_hit_rate == pytest.approx(4 * 512 / (2 * 1300 + 2 * 600))
     assert server.traces.fetch("another") is not None, "the last fetch has ended the recording"
     assert not any("token" in json.loads(line) for line in (tmp_path / "own.jsonl").read_text().splitlines())
+
+
+def test_a_server_that_ends_leaves_what_it_has_told() -> None:
+    """It is named, and not asked again; one that can't be asked at first is an error."""
+    asked = []
+
+    def ends(path: str, body: dict[str, Any]) -> Any:
+        asked.append(body)
+        if len(asked) > 1:
+            raise ConfigError("http://x can't be asked")
+        return {"rows": [{"timestamp": 1}], "running": 0, "dropped": 0}
+
+    def lasts(path: str, body: dict[str, Any]) -> Any:
+        return {"rows": [{"timestamp": 2}], "running": 0, "dropped": 0}
+
+    times = iter(range(10))
+    found = collect([ends, lasts], 3.5, clock=lambda: float(next(times)), sleep=lambda _: None)
+    assert [row["timestamp"] for row in found.rows] == [1, 2, 2, 2, 2] and len(asked) == 2
+    assert found.silent == ["http://x can't be asked"]
+    with pytest.raises(ConfigError, match="http://x"):
+        collect([ends], 3.5)
 
 
 def test_an_interrupt_ends_a_recording() -> None:

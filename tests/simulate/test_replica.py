@@ -52,6 +52,15 @@ def test_decode_and_prefill_slow_each_other() -> None:
     assert outcome.tpot_s[0] == pytest.approx((prefill_s + (1000 - in_prefill) * 0.01) / 1000)
 
 
+@pytest.mark.parametrize("costs", [Costs(RATE, step_s=1e-13), Costs(1e18, step_s=0.01), Costs(1e18, step_s=1e-13)])
+def test_what_takes_less_than_the_clock_can_tell_ends(costs: Costs) -> None:
+    """Late in a trace a step may be too short to move the clock: answers end, and prompts begin, all the same."""
+    rows = [row(1e6 + n / 7, range(4 * n, 4 * n + 4), answer_tokens=17) for n in range(40)]
+    outcome = replay(setup(costs=costs), *rows)
+    assert len(outcome.ttft_s) == len(rows) and min(outcome.ttft_s) >= 0
+    assert 1e6 + 39 / 7 <= outcome.span_s <= 1e6 + 39 / 7 + len(rows) * 4 * BLOCK_S
+
+
 def test_running_requests_slow_each_other() -> None:
     """A step takes longer for each request that decodes beside it, until that has ended."""
     costs = Costs(prefill_tokens_per_s=1e9, step_s=0.02, request_step_s=0.01)

@@ -114,7 +114,7 @@ def said_by_each(address: str, answer: Any) -> Iterator[list[tuple[str, dict[str
     Raises: ConfigError if the answer has not what the block reads: no server of hotspan's gave it.
     """
     try:
-        rows = answer["replicas"]
+        rows = answer.get("replicas")
         is_router = bool(rows) and isinstance(rows[0], dict) and "body" in rows[0]
         yield [(row["replica"], row["body"]) for row in rows if row["status"] < 300] if is_router else [("", answer)]
     except (KeyError, TypeError, AttributeError, IndexError) as error:

@@ -12,6 +12,7 @@ from hotspan.cli.controls import health, lookup, pin, prefetch
 from hotspan.cli.invalidate import invalidate, show_receipts
 from hotspan.cli.options import runs
 from hotspan.cli.output import confirm, print_json, stdout_console
+from hotspan.config.control import SCHEME
 from hotspan.config.environment import environment
 from hotspan.config.options import option
 from hotspan.core.documents import read_text
@@ -175,6 +176,8 @@ def warm(
 
     texts = warming.warmups(paths, None if options.template is None else read_text(options.template), options.tag)
     admin = options.admin
+    if admin.address.startswith(SCHEME):
+        raise ConfigError("an engine's own socket takes no texts: give --server URL of the vLLM server before it")
     key = options.api_key or environment().get("OPENAI_API_KEY", "")
     client = replace(admin, token=key) if key else admin
     page = (lambda: admin.text("/metrics")) if options.wait_for_idle else None

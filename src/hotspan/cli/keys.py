@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from hotspan.cli.admin_client import Admin
+from hotspan.cli.admin_client import Admin, said_by_each
 from hotspan.cli.options import runs
 from hotspan.cli.output import confirm
 from hotspan.config.admin_token import AdminToken
@@ -46,12 +46,13 @@ class ChangeOptions(AdminToken):
             raise ConfigError("give --store and --kek of a key store that no server uses, or --server of a running one")
         return self.store, self.kek
 
-    def ask(self, path: str, tenant: str) -> Any:
-        """What the server answers."""
+    def ask(self, path: str, tenant: str) -> list[Any]:
+        """What the server answers, or each replica behind a router."""
         if self.store is not None or self.kek:
             raise ConfigError("--server has its own key store: leave --store and --kek out")
         admin = Admin(server=self.server, token=self.token, admin_token_file=self.admin_token_file)
-        return admin.post(path, {"tenant": tenant})
+        with said_by_each(self.server, admin.post(path, {"tenant": tenant})) as answers:
+            return [answer for _, answer in answers]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -116,7 +117,8 @@ def rotate(options: RotateOptions) -> None:
 
     said = f"tenant {options.tenant!r} writes under the new root"
     if options.server:
-        typer.echo(f"{said} {', '.join(options.ask('/hotspan/keys/rotate', options.tenant)['roots'])} now")
+        answers = options.ask("/hotspan/keys/rotate", options.tenant)
+        typer.echo(f"{said} {', '.join(root for answer in answers for root in answer['roots'])} now")
         return
     with _disk_errors(), open_keyring(*options.offline(), environment(), exclusive=True) as keyring:
         if options.new_kek:
@@ -136,8 +138,11 @@ def shred(options: ShredOptions) -> None:
 
     if options.server:
         options.confirm()
-        done = options.ask("/hotspan/keys/shred", options.tenant)["shredded"]
-        _show_shred(done["tenant"], done["at"], done["roots"])
+        done = [answer["shredded"] for answer in options.ask("/hotspan/keys/shred", options.tenant)]
+        if not any(each["had_keys"] for each in done):
+            raise ConfigError(f"tenant {options.tenant!r} has no keys at {options.server}: see `hotspan keys list`")
+        roots = dict.fromkeys(root for each in done for root in each["roots"])
+        _show_shred(options.tenant, max(each["at"] for each in done), roots)
         return
     path, kek = options.offline()
     with _disk_errors(), open_keyring(path, kek, environment(), exclusive=True) as keyring:

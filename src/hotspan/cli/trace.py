@@ -78,8 +78,9 @@ def record(
     print_written(output)
     asked = sum(row["input_length"] for row in rows)
     cached = sum(row["cached_length"] for row in rows)
-    ttft_ms = sum(row["ttft_ms"] for row in rows) / len(rows)
-    typer.echo(f"{len(rows)} requests, hit rate {cached / asked:.1%}, mean TTFT {ttft_ms / 1000:.3f} s")
+    times = [row["ttft_ms"] / 1000 for row in rows if "ttft_ms" in row]
+    ttft = f"{sum(times) / len(times):.3f} s" if times else "unknown"
+    typer.echo(f"{len(rows)} requests, hit rate {cached / asked:.1%}, mean TTFT {ttft}")
     if found.silent:
         typer.secho(f"did not always answer, so that requests may be missing: {', '.join(found.silent)}", fg="yellow")
     if found.lost:
@@ -145,7 +146,8 @@ def collect(
 
     posts:        ask each server.
     block_tokens: of a hash; None is as each server has its chunks.
-    Raises:       ConfigError if the server can't be asked, somebody else records, or servers have other chunks.
+    A server that can't be asked any more is left out from then on: what it has told is kept.
+    Raises:       ConfigError if a server can't be asked at first, somebody else records, or servers have other chunks.
     """
     name = secrets.token_hex(16)
     sized = {} if block_tokens is None else {"block_tokens": block_tokens}
@@ -153,12 +155,22 @@ def collect(
     servers: list[dict[str, Any]] = []
     lost = 0
     silent: set[str] = set()
-    ends_s = clock() + seconds
+    ends_s, left = clock() + seconds, [*posts]
+    has_begun = False
 
     def fetch(*, is_last: bool = False) -> None:
-        nonlocal lost
+        nonlocal lost, has_begun
         asked = {"recording": name, "is_last": is_last} | sized
-        answers = [answer for post in posts for answer in _answers(post, asked, silent)]
+        answers: list[dict[str, Any]] = []
+        for post in [*left]:
+            try:
+                answers += _answers(post, asked, silent)
+            except ConfigError as error:
+                if not has_begun:
+                    raise
+                silent.add(str(error))
+                left.remove(post)
+        has_begun = True
         found = [row for answer in answers for row in answer["rows"]]
         lost = sum(answer["running"] + answer["dropped"] for answer in answers)
         rows.extend(found)

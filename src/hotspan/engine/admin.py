@@ -31,6 +31,7 @@ from hotspan.engine.adapters import registered_name
 from hotspan.engine.announcing import Announcer
 from hotspan.engine.answers import Answer, Refused, attempt, both_of, pass_on
 from hotspan.engine.compat import CoreCalls
+from hotspan.engine.core_traces import CoreTraces
 from hotspan.engine.manager import HotspanManager
 from hotspan.engine.measures import sizes_and_rates
 from hotspan.engine.net import netted
@@ -70,7 +71,7 @@ class Administrator:
     `do` is called on the scheduler's thread.
 
     directory: of the disk, where it is noted how far a shared log was followed. hasher: makes the engine's function
-               that names blocks. weights: what follows the engine's, once that is made.
+               that names blocks. traces: of this core. weights: what follows the engine's, once that is made.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Administrator:
         directory: Path | None,
         keyring: Keyring | None,
         hasher: Callable[[], Callable[..., Any]],
+        traces: CoreTraces,
         clock: Clock,
     ) -> None:
         self.weights: WeightsWatch | None = None
@@ -89,6 +91,7 @@ class Administrator:
         self._disk = disk
         self._follower = follower
         self._keyring = keyring
+        self._traces = traces
         self._replica = follower.replica if follower is not None else replica_name()
         self._receipts = Receipts(self._replica, follower, clock)
         self._texts = Texts(manager, hasher)
@@ -104,27 +107,23 @@ class Administrator:
             follower.on_foreign = self._calls.knock
 
     def do(self, command: Mapping[str, Any]) -> "Answer | Future[Answer]":
-        """Carry out one command: stats, log, invalidate, prefetch, lookup, pin, check, explain, shred or rotate."""
-        verb = command["do"]
-        if verb == "stats":
-            return self._stats()
-        if verb == "log":
-            return self._log()
-        if verb == "invalidate":
-            return self._invalidate(command)
-        if verb in ("prefetch", "lookup"):
-            return self._announced(command)
-        if verb == "pin":
-            return self._pin(command)
-        if verb == "check":
-            return self._verify()
-        if verb == "explain":
-            return self._explain(command)
-        if verb == "shred":
-            return self._shred(str(command["tenant"]))
-        if verb == "rotate":
-            return self._rotate(str(command["tenant"]))
-        raise ValueError(f"the engine has no command {verb!r}")
+        """Carry out one command, which is named in `do`."""
+        verbs: dict[str, Callable[[Mapping[str, Any]], Answer | Future[Answer]]] = {
+            "stats": lambda _: self._stats(),
+            "log": lambda _: self._log(),
+            "invalidate": self._invalidate,
+            "prefetch": self._announced,
+            "lookup": self._announced,
+            "pin": self._pin,
+            "check": lambda _: self._verify(),
+            "explain": self._explain,
+            "trace": self._traces.answer,
+            "shred": lambda asked: self._shred(str(asked["tenant"])),
+            "rotate": lambda asked: self._rotate(str(asked["tenant"])),
+        }
+        if command["do"] not in verbs:
+            raise ValueError(f"the engine has no command {command['do']!r}")
+        return verbs[command["do"]](command)
 
     def ask(self, command: Mapping[str, Any]) -> "Future[Answer]":
         """From any thread: what `do` answers, which the scheduler's thread is to call soon."""
@@ -352,10 +351,10 @@ class Administrator:
 
         def again() -> None:
             keys = shredded.result()
-            destroyed = {"shredded": {"tenant": tenant, "roots": list(keys.roots), "at": keys.at_s}}
+            told = {"tenant": tenant, "roots": list(keys.roots), "at": keys.at_s, "had_keys": keys.had_keys}
             second = self._forget(scopes)
             both = AllDurable(
-                2, lambda done: attempt(lambda: answer.set_result(both_of(first, second) | destroyed), answer)
+                2, lambda done: attempt(lambda: answer.set_result(both_of(first, second) | {"shredded": told}), answer)
             )
             first.add_done_callback(lambda done: both(True))
             second.add_done_callback(lambda done: both(True))

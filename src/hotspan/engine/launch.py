@@ -34,6 +34,7 @@ from hotspan.engine.drafts import report_drafts
 from hotspan.engine.entrypoints import build_app, init_app_state
 from hotspan.engine.gpus import gpus_shown
 from hotspan.engine.guard import RequestGuard, refuse_bodies
+from hotspan.engine.traces import recorded_engine
 from hotspan.engine.usage import report_counts
 
 logger = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ class Engine:
         """What the engine salts a tenant's prefixes with, given the client's own salt."""
         return self.guard.salt(tenant, salt)
 
-    def trace(self, recording: str, block_tokens: int, *, is_last: bool) -> dict[str, Any] | None:
+    async def trace(self, recording: str, block_tokens: int, *, is_last: bool) -> dict[str, Any] | None:
         """The requests since the last call, without their text (engine/traces.py); None if somebody else records.
 
         The last answer has the engine in `server`, too, as core/recorded.py reads it.
@@ -102,13 +103,7 @@ class Engine:
         if found is None or not is_last:
             return found
         config = self.client.vllm_config
-        server = {
-            "model": min(self.names),
-            "block_tokens": config.cache_config.block_size,
-            "gpu_tokens": int(getattr(config.cache_config, "kv_cache_size_tokens", None) or 0),
-            "step_tokens": config.scheduler_config.max_num_batched_tokens,
-            "max_running": config.scheduler_config.max_num_seqs,
-        }
+        server = recorded_engine(config, min(self.names))
         return found | {"server": server, "engines": config.parallel_config.data_parallel_size}
 
     @property

@@ -3,9 +3,8 @@
 import contextlib
 import logging
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.v1.core.block_pool import BlockPool
@@ -39,11 +38,9 @@ from hotspan.engine.prefixes import GpuPrefixes
 from hotspan.engine.requests import Admission, RequestRecord, in_order
 from hotspan.engine.step_waits import StepWaits
 from hotspan.engine.steps import StepWatch
+from hotspan.engine.watching import RequestWatcher
 from hotspan.keyring.keyring import Keyring
 from hotspan.l2.follower import LogFollower
-
-if TYPE_CHECKING:
-    from hotspan.engine.tracing import CacheTracing
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +64,7 @@ class HotspanManager(StepWaits, OffloadingManager):
 
     prefixes: the engine's own cache. steps: of a cache that decides what to load. events: where routers follow them.
     blending: reuse of text that is no prefix, where it is asked for. outputs: of encoders, where they are kept.
-    tracing: where requests are traced. rhythm: of sessions, where their next turns are prefetched. follower (of the
+    watchers: of requests. rhythm: of sessions, where their next turns are prefetched. follower (of the
     L2's log), keyring: for the metrics. closing: what `shutdown` closes.
     """
 
@@ -83,14 +80,14 @@ class HotspanManager(StepWaits, OffloadingManager):
         events: ChunkEvents | None = None,
         blending: Blending | None = None,
         outputs: EncoderOutputs | None = None,
-        tracing: "CacheTracing | None" = None,
+        watchers: Sequence[RequestWatcher] = (),
         rhythm: Rhythm | None = None,
         follower: LogFollower | None = None,
         keyring: Keyring | None = None,
     ) -> None:
         super().__init__(cache, admission, prefixes, clock, blending, outputs, steps, chunk_tokens)
         self.events = events
-        self.tracing = tracing
+        self.watchers = watchers
         self.rhythm = rhythm
         self._metrics = CacheMetrics(cache, follower, keyring)
         self.closing = contextlib.ExitStack()
@@ -121,8 +118,8 @@ class HotspanManager(StepWaits, OffloadingManager):
         self._withdraw(record)
         if self.steps is not None:
             self.steps.arrive(request.request_id)
-        if self.tracing is not None:
-            self.tracing.admit(record)
+        for watcher in self.watchers:
+            watcher.admit(record)
         if self.outputs is not None:
             self.outputs.admit(record)
 
@@ -142,8 +139,8 @@ class HotspanManager(StepWaits, OffloadingManager):
             self.cache.reconsider(record)
         if record.plan is None and record.groups and (text := self._text_of(record)) is not None:
             is_waiting = not self.cache.choose(record.by_group(), record, text)
-            if self.tracing is not None:
-                self.tracing.choose(record)
+            for watcher in self.watchers:
+                watcher.choose(record)
             return is_waiting
         return self.cache.is_waiting(record)
 
@@ -169,8 +166,8 @@ class HotspanManager(StepWaits, OffloadingManager):
             return
         record.is_begun, record.is_answered = True, False
         count(record, 0 if record.has_failed_load else loaded_tokens, self.cache.stats)
-        if self.tracing is not None:
-            self.tracing.begin(record)
+        for watcher in self.watchers:
+            watcher.begin(record)
         if self.steps is not None:
             self.steps.admit(request.request_id, request.num_prompt_tokens, record.kept_tokens)
         chunks = record.all_chunks()
@@ -198,8 +195,8 @@ class HotspanManager(StepWaits, OffloadingManager):
             self._end(record)
             if self.rhythm is not None and record.session is not None:
                 self.rhythm.end(record.session, in_order(record.all_chunks()))
-            if self.tracing is not None:
-                self.tracing.retire(record)
+            for watcher in self.watchers:
+                watcher.retire(record)
 
     def end_allocation(self, request: Request | None = None) -> None:
         """vLLM has in its books what was prepared for a request; or else that request is given: its load is withdrawn.
@@ -220,8 +217,8 @@ class HotspanManager(StepWaits, OffloadingManager):
     def begin_step(self, scheduled: SchedulerOutput) -> None:
         """A step was scheduled."""
         self._unfinished.step()
-        if self.tracing is not None:
-            self.tracing.step()
+        for watcher in self.watchers:
+            watcher.step()
         if self.steps is not None:
             self.steps.schedule(scheduled)
 
@@ -320,8 +317,8 @@ class HotspanManager(StepWaits, OffloadingManager):
         seconds = self._clock.monotonic() - record.load_began_s
         self.cache.stats.loaded(Tier.RAM, size, seconds)
         self._note_saved(record, seconds)
-        if self.tracing is not None:
-            self.tracing.load(record, seconds, size)
+        for watcher in self.watchers:
+            watcher.load(record, seconds, size)
 
     @netted(no_store)
     def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:

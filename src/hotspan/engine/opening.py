@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from hotspan.engine.admin import Administrator, replica_name
 from hotspan.engine.blend.admission import Blending
 from hotspan.engine.blend.cuts import cuts
 from hotspan.engine.compat import block_hasher, offloaded_groups
+from hotspan.engine.core_traces import CoreTraces
 from hotspan.engine.encoder.outputs import EncoderOutputs, keeps_outputs
 from hotspan.engine.events import ChunkEvents, offer_publisher
 from hotspan.engine.fingerprint import FileDigests
@@ -105,10 +106,10 @@ def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -
             closing.callback(follower.close)
         cost = opening.cost_model()
         cache, disk = opening.cache(cost, follower)
-        chain = next((group for group in groups if group.is_chain), None)
-        has_events = config.kv_events_config is not None and config.kv_events_config.enable_kv_cache_events
         has_outputs = keeps_outputs(settings, config) and not spec.is_over_hosts
         steps = None if cost is None else StepWatch(cost, config.scheduler_config.max_num_batched_tokens, clock)
+        blending = _blending(settings, cache, config, groups)
+        traces = CoreTraces(clock, () if blending is None else blending.separators)
         manager = HotspanManager(
             cache,
             Admission(settings, namespace, groups, largest, keyring, clock),
@@ -116,10 +117,10 @@ def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -
             chunk_tokens,
             clock,
             steps=steps,
-            blending=_blending(settings, cache, config, groups),
+            blending=blending,
             outputs=EncoderOutputs(cache, clock, _patience_s(settings), steps) if has_outputs else None,
-            events=ChunkEvents(cache, chain) if chain is not None and has_events else None,
-            tracing=_tracing(cache, config, clock),
+            events=_events(cache, config, groups),
+            watchers=[traces, *_tracing(cache, config, clock)],
             rhythm=Rhythm(clock, cache.stats) if settings.prefetch_sessions else None,
             follower=follower,
             keyring=keyring,
@@ -128,7 +129,7 @@ def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -
             manager.explain_requests(settings.explain_requests, keeps_answers=not settings.prompts_only)
         directory = opening.disk_directory() if follower is not None else None
         hasher = partial(block_hasher, config, spec.tokens_per_hash)
-        administrator = Administrator(manager, disk, follower, directory, keyring, hasher, clock)
+        administrator = Administrator(manager, disk, follower, directory, keyring, hasher, traces, clock)
         files = None if spec.is_over_hosts else checkpoint  # other hosts have files of their own
         weights = WeightsWatch(manager, files, administrator.later, clock, is_private=is_private(fields))
         administrator.weights = weights
@@ -140,11 +141,11 @@ def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -
     return Opened(manager, administrator, weights)
 
 
-def _tracing(cache: TieredCache, config: VllmConfig, clock: Clock) -> "CacheTracing | None":
-    """Where requests are traced; None where vLLM traces none."""
+def _tracing(cache: TieredCache, config: VllmConfig, clock: Clock) -> "Iterator[CacheTracing]":
+    """What makes spans of requests, where vLLM does."""
     endpoint = config.observability_config.otlp_traces_endpoint
     if not endpoint:
-        return None
+        return
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import get_tracer_provider
     from vllm.tracing import init_tracer
@@ -153,7 +154,7 @@ def _tracing(cache: TieredCache, config: VllmConfig, clock: Clock) -> "CacheTrac
 
     if not isinstance(get_tracer_provider(), TracerProvider):  # this process has no exporter yet
         init_tracer("hotspan.cache", endpoint)
-    return CacheTracing(cache, clock)
+    yield CacheTracing(cache, clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +322,14 @@ def _drain_s(drain_s: float, grace_s: float) -> float:
 
 def _patience_s(settings: CacheSettings) -> float:
     return PATIENCE_S if settings.patience_s is None else settings.patience_s
+
+
+def _events(cache: TieredCache, config: VllmConfig, groups: list[ChunkGroup]) -> ChunkEvents | None:
+    """What routers are told of chunks, where vLLM publishes events."""
+    chain = next((group for group in groups if group.is_chain), None)
+    asked = config.kv_events_config
+    is_told = asked is not None and asked.enable_kv_cache_events
+    return ChunkEvents(cache, chain) if chain is not None and is_told else None
 
 
 def _blending(

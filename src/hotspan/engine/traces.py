@@ -7,7 +7,8 @@ name, which whoever records draws at random, gives to all replicas and does not 
 guessed text is in the trace. Nothing is kept while nobody fetches.
 
 A row has how its answer ended, as the engine tells it: `stop`, `length`, or `abort` if nobody waited for the end. An
-answer that asks for a tool is `stop` there. Requests that name a session have a key of it, hashed in the same way.
+answer that asks for a tool is `stop` there. The time to the first token of an answer that comes whole is the one that
+the engine tells. Requests that name a session have a key of it, hashed in the same way.
 
 Where the engine blends, rows name the sections between separators, too: by the same kind of hash of their own tokens.
 """
@@ -21,8 +22,10 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final
 
+from vllm.config import VllmConfig
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.request import Request
 
 from hotspan.core.requests import ABORT
 from hotspan.core.trace import BLOCK_TOKENS
@@ -34,12 +37,13 @@ _KEPT_S: Final = 30.0
 _MAX_KEYS: Final = 2_000_000
 """Kept between two fetches, about 70 MiB. Rows beyond are dropped and counted."""
 
+_WHOLE: Final = RequestOutputKind.FINAL_ONLY
 _SECTION_TOKENS: Final = 128
 """Shorter sections are not named: nothing of them is reused."""
 
 
 @dataclass(slots=True)
-class _Row:
+class Row:
     """A request on its way. Times in seconds; `keys` is None until it comes to the engine."""
 
     began_s: float
@@ -53,11 +57,13 @@ class _Row:
     finish_reason: str = ""
 
 
-_current: ContextVar[_Row | None] = ContextVar("hotspan-trace-row", default=None)
+_current: ContextVar[Row | None] = ContextVar("hotspan-trace-row", default=None)
 
 
 @dataclass(slots=True)
-class _Recording:
+class Recording:
+    """What is kept between two fetches. running: requests that have not ended. dropped: rows that had no room."""
+
     name: str = field(repr=False)
     block_tokens: int
     began_s: float
@@ -72,6 +78,10 @@ class _Recording:
         """What its keys are hashed with."""
         return blake2b(self.name.encode(), digest_size=32, person=b"hotspan-trace").digest()
 
+    def row(self, began_s: float, session: str | None) -> Row:
+        """That of a request. session: names its conversation among those of all tenants; None if it has no name."""
+        return Row(began_s, None if session is None else session_key(session, self.secret))
+
 
 class Traces:
     """The recording of one server, if there is one. On its event loop.
@@ -82,7 +92,7 @@ class Traces:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.separators: Sequence[Sequence[int]] = ()
         self._clock = clock
-        self._recording: _Recording | None = None
+        self._recording: Recording | None = None
 
     def fetch(self, name: str, block_tokens: int = BLOCK_TOKENS, *, is_last: bool = False) -> dict[str, Any] | None:
         """The rows since the last fetch of the recording of that name, which begins with the first one.
@@ -91,12 +101,11 @@ class Traces:
         is_last:      ends the recording.
         None while another recording goes on.
         """
-        now = self._clock()
-        found = self._active(now)
+        now, found = self._clock(), self.active()
         if found is not None and found.name != name:
             return None
         if found is None:
-            found = self._recording = _Recording(name, block_tokens, now, now)
+            found = self._recording = Recording(name, block_tokens, now, now)
         found.fetched_s = now
         rows, found.rows, found.kept_keys = found.rows, [], 0
         if is_last:
@@ -110,16 +119,20 @@ class Traces:
 
         session: names its conversation among those of all tenants; None if it has no name.
         """
-        found = self._active(self._clock())
-        if found is None:
+        if (found := self.active()) is None:
             return outputs
-        row = _Row(self._clock(), None if session is None else session_key(session, found.secret))
-        return self._follow(found, row, outputs, is_delta=kind is RequestOutputKind.DELTA)
+        row = found.row(self._clock(), session)
+        return self._follow(found, row, outputs, kind)
 
     def admitted(self, request: EngineCoreRequest) -> None:
         """Note the prompt of the request that the current task makes, as the engine gets it."""
         row, found = _current.get(), self._recording
-        if row is None or found is None or row.keys is not None or request.prompt_token_ids is None:
+        if row is not None and found is not None:
+            self.note_prompt(found, row, request)
+
+    def note_prompt(self, found: Recording, row: Row, request: EngineCoreRequest | Request) -> None:
+        """Note a request's prompt in its row, once; a prompt that has no tokens is not noted."""
+        if row.keys is not None or request.prompt_token_ids is None:
             return
         adapter = request.lora_request.lora_name if request.lora_request is not None else ""
         media = [(each.mm_position.offset, each.identifier) for each in request.mm_features or ()]
@@ -129,15 +142,16 @@ class Traces:
         if self.separators and not media:
             row.sections = section_keys(request.prompt_token_ids, root, self.separators, found.secret)
 
-    def _active(self, now: float) -> _Recording | None:
-        if self._recording is not None and now - self._recording.fetched_s > _KEPT_S:
+    def active(self) -> Recording | None:
+        """The recording, if there is one that somebody fetches."""
+        if self._recording is not None and self._clock() - self._recording.fetched_s > _KEPT_S:
             self._recording = None
         return self._recording
 
     async def _follow(
-        self, found: _Recording, row: _Row, outputs: AsyncGenerator[Any, None], *, is_delta: bool
+        self, found: Recording, row: Row, outputs: AsyncGenerator[Any, None], kind: RequestOutputKind
     ) -> AsyncGenerator[Any, None]:
-        row.began_s = self._clock()
+        row.began_s, is_delta = self._clock(), kind is RequestOutputKind.DELTA
         found.running += 1
         _current.set(row)
         try:
@@ -148,15 +162,15 @@ class Traces:
                     row.cached_tokens = output.num_cached_tokens or row.cached_tokens
                     row.finish_reason = next((each.finish_reason for each in output.outputs if each.finish_reason), "")
                     if row.first_s is None and counted:
-                        row.first_s = self._clock()
+                        row.first_s = self._clock() if kind is not _WHOLE else _first_s(row, output)
                     yield output
         finally:
             found.running -= 1
-            self._end(found, row)
+            self.end(found, row)
 
-    def _end(self, found: _Recording, row: _Row) -> None:
+    def end(self, found: Recording, row: Row) -> None:
         """Keep the row of a request that was answered, at least in part."""
-        if row.keys is None or row.first_s is None or found is not self._recording:
+        if row.keys is None or not row.answer_tokens or found is not self._recording:
             return
         keys = len(row.keys) + len(row.sections)
         if found.kept_keys + keys > _MAX_KEYS:
@@ -165,19 +179,36 @@ class Traces:
         found.kept_keys += keys
         found.rows.append(
             {
-                "timestamp": round((row.began_s - found.began_s) * 1000),
+                "timestamp": max(0, round((row.began_s - found.began_s) * 1000)),
                 "input_length": row.tokens,
                 "output_length": row.answer_tokens,
                 "hash_ids": row.keys,
-                "ttft_ms": round((row.first_s - row.began_s) * 1000, 3),
                 "cached_length": row.cached_tokens,
                 "block_tokens": found.block_tokens,
                 "duration_ms": round((self._clock() - row.began_s) * 1000, 3),
                 "finish_reason": row.finish_reason or ABORT,
             }
+            | ({} if row.first_s is None else {"ttft_ms": round((row.first_s - row.began_s) * 1000, 3)})
             | ({} if row.session is None else {"session": row.session})
             | ({"sections": row.sections} if row.sections else {})
         )
+
+
+def _first_s(row: Row, output: Any) -> float | None:
+    """When the first token of an answer came that the engine tells of as a whole; None if it keeps no times."""
+    latency_s = getattr(getattr(output, "metrics", None), "first_token_latency", 0.0)
+    return row.began_s + latency_s if latency_s else None
+
+
+def recorded_engine(config: VllmConfig, name: str) -> dict[str, Any]:
+    """An engine as core/recorded.py reads it. name: of its model."""
+    return {
+        "model": name,
+        "block_tokens": config.cache_config.block_size,
+        "gpu_tokens": int(getattr(config.cache_config, "kv_cache_size_tokens", None) or 0),
+        "step_tokens": config.scheduler_config.max_num_batched_tokens,
+        "max_running": config.scheduler_config.max_num_seqs,
+    }
 
 
 def session_key(session: str, secret: bytes) -> int:

@@ -26,6 +26,7 @@ from hotspan.cache.choice import Choice
 from hotspan.cache.tiered import TieredCache
 from hotspan.core.clock import Clock
 from hotspan.engine.requests import RequestRecord
+from hotspan.engine.watching import RequestWatcher
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 
@@ -75,7 +76,7 @@ class _Times:
     is_loading: bool = False
 
 
-class CacheTracing:
+class CacheTracing(RequestWatcher):
     """The scheduler's, of requests that came with a trace. The manager calls it."""
 
     def __init__(self, cache: TieredCache, clock: Clock, tracer: Tracer | None = None) -> None:

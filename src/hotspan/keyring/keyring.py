@@ -44,11 +44,15 @@ _LOG_EVERY_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ShredReceipt:
-    """Says that `tenant`'s keys were destroyed at Unix time `at_s`; `roots` are the ids of its root keys, in hex."""
+    """Says that `tenant`'s keys were destroyed at Unix time `at_s`; `roots` are the ids of its root keys, in hex.
+
+    had_keys: there was something to destroy, also where it was damaged, so that its roots can't be told.
+    """
 
     tenant: str
     roots: tuple[str, ...]
     at_s: float
+    had_keys: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +184,11 @@ class Keyring:
                 self._shredding.add(tenant)
                 self._fetcher.cancel(tenant)
                 known = self._forget(tenant)
+            had_keys = self.has(tenant)
             roots = self._store.shred(tenant) or known
             with self._lock:
                 self._shredding.discard(tenant)
-        receipt = ShredReceipt(tenant, tuple(root.hex() for root in roots), self._clock.unix())
+        receipt = ShredReceipt(tenant, tuple(root.hex() for root in roots), self._clock.unix(), had_keys or bool(roots))
         logger.info("keyring_tenant_shredded tenant=%r roots=%d", tenant, len(receipt.roots))
         return receipt
 

@@ -215,8 +215,8 @@ class CacheAdmin:
 
         A call that says so ends it, or silence.
         """
-        chunk_tokens = None if self._cache is None else self._cache.chunk_tokens
-        found = self._engine.trace(asked.recording, asked.tokens_of_blocks(chunk_tokens), is_last=asked.is_last)
+        blocks = asked.tokens_of_blocks(None if self._cache is None else self._cache.chunk_tokens)
+        found = await self._engine.trace(asked.recording, blocks, is_last=asked.is_last)
         if found is None:
             raise HttpError(409, "another recording is in progress: try again when it has stopped")
         if "server" not in found:
@@ -382,6 +382,10 @@ def merged(answers: Sequence[Json]) -> Json:
         result["is_durable"] = result["is_durable"] and other["is_durable"]
         tiers = {**result["removed"], **other["removed"]}
         result["removed"] = {tier: result["removed"].get(tier, 0) + other["removed"].get(tier, 0) for tier in tiers}
+        if "shredded" in result:  # engine cores that share a store: one of them finds the keys
+            keys, more = result["shredded"], other["shredded"]
+            roots, had_keys = sorted({*keys["roots"], *more["roots"]}), keys["had_keys"] or more["had_keys"]
+            result["shredded"] = keys | {"roots": roots, "had_keys": had_keys}
     return result
 
 

@@ -28,8 +28,11 @@ class Administered(Protocol):
     def salt(self, tenant: str, salt: str | None) -> str | None:
         """What the engine salts a tenant's prefixes with, given the client's own salt."""
 
-    def trace(self, recording: str, block_tokens: int, *, is_last: bool) -> dict[str, Any] | None:
-        """The requests since the last call, without their text; None if somebody else records."""
+    async def trace(self, recording: str, block_tokens: int, *, is_last: bool) -> dict[str, Any] | None:
+        """The requests since the last call, without their text; None if somebody else records.
+
+        The last answer has the engine in `server`, and in `engines` how many cores it has. Raises: HttpError.
+        """
 
     async def tokens(self, prompt: str) -> list[int]:
         """A text's tokens, as /v1/completions makes them. Raises: ValueError for one that no request may have."""

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from hotspan.config.settings import CacheSettings
 from hotspan.config.tenants import Tenants
 from hotspan.core.errors import EngineError
 from hotspan.engine.plugin import tokenizer_of
+from hotspan.engine.traces import recorded_engine
 from hotspan.http.connections import HttpLimits
 from hotspan.http.errors import HttpError
 from hotspan.http.serving import listen
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
     from hotspan.engine.admin import Administrator
 
 _COMMAND = "/control/command"
+_TRACE_S = 10.0
+"""Within which each core tells what it recorded."""
+
 _CHARS_PER_TOKEN = 128
 """Of the longest token, where the tokenizer does not tell."""
 
@@ -55,6 +60,7 @@ class CoreEngine:
     def __init__(self, path: Path, rank: int, administrator: "Administrator", config: Any) -> None:
         self._path = path
         self._administrator = administrator
+        self._config = config
         self._model = config.model_config
         self._rank = rank
         served = self._model.served_model_name
@@ -91,11 +97,22 @@ class CoreEngine:
         """The client's own: vLLM's server knows no tenants."""
         return salt
 
-    def trace(self, recording: str, block_tokens: int, *, is_last: bool) -> Json | None:
-        """Raises: HttpError 409: what requests are like is known to the process that takes them."""
-        raise HttpError(
-            409, "requests are recorded by `hotspan serve` and `hotspan route` alone: serve with one of them"
-        )
+    async def trace(self, recording: str, block_tokens: int, *, is_last: bool) -> Json | None:
+        """The requests of all cores on this host since the last call, without their text; None if somebody else
+        records. The last answer says what the engine is. Raises: HttpError 503 if a core did not answer.
+        """
+        asked = {"do": "trace", "recording": recording, "block_tokens": block_tokens, "is_last": is_last}
+        try:
+            answers = await self.administer(asked, _TRACE_S)
+        except (EngineError, TimeoutError) as error:
+            raise HttpError(503, str(error) or "the engine gave no answer in time") from error
+        if not all(answers):
+            return None
+        rows = sorted((row for answer in answers for row in answer["rows"]), key=itemgetter("timestamp"))
+        found = {"rows": rows} | {name: sum(answer[name] for answer in answers) for name in ("running", "dropped")}
+        if not is_last:
+            return found
+        return found | {"server": recorded_engine(self._config, min(self.names)), "engines": len(answers)}
 
     async def tokens(self, prompt: str) -> list[int]:
         """A text's tokens, as /v1/completions makes them. Raises: ValueError for a model without a tokenizer."""

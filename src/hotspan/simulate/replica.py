@@ -97,9 +97,9 @@ class SimulatedReplica:
         """When something happens next if nothing comes."""
         found = NEVER
         if self._current is not None:
-            found = self.at_s + self._work_s / self._prefill_speed()
+            found = self._first_s()
         if self._decoding:
-            found = min(found, self.at_s + max(0.0, self._decoding[0][0] - self._steps) * self._step_s())
+            found = min(found, self._decoded_s())
         return found
 
     def advance(self, now_s: float) -> None:
@@ -112,13 +112,22 @@ class SimulatedReplica:
                 self._work_s -= passed * self._prefill_speed()
                 self.busy_s += passed
             self.at_s = now_s
-        while self._decoding and self._decoding[0][0] <= self._steps + _TINY:
+        # What is left may be too short to move the clock: then it is due, too.
+        while self._decoding and (self._decoding[0][0] <= self._steps + _TINY or self._decoded_s() <= self.at_s):
             self._end(heappop(self._decoding)[2])
-        if self._current is not None and self._work_s <= _TINY:
+        if self._current is not None and (self._work_s <= _TINY or self._first_s() <= self.at_s):
             self._first(self._current)
         self._begin()
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _first_s(self) -> float:
+        """When the current prompt's first token comes."""
+        return self.at_s + self._work_s / self._prefill_speed()
+
+    def _decoded_s(self) -> float:
+        """When the next answer is whole."""
+        return self.at_s + max(0.0, self._decoding[0][0] - self._steps) * self._step_s()
 
     def _prefill_speed(self) -> float:
         tokens = self._costs.step_tokens

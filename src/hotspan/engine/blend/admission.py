@@ -108,7 +108,7 @@ class Blending:
         self._cache = cache
         self._block_tokens = block_tokens
         self._step_tokens = step_tokens
-        self._separators = separators
+        self.separators = separators
         self._requests: dict[str, _Request] = {}
         self._loading: dict[int, _Loading] = {}
         self._new_jobs: list[BlendJob] = []
@@ -128,7 +128,7 @@ class Blending:
         if self.off is None and self.pace is not None and self._is_asked_for(record) and _is_plain(request):
             keyer, tokens = _keyer(request, record), as_tokens(request.prompt_token_ids or ())
             if keyer is not None:
-                runs = [run for each in sections(tokens, self._separators) for run in windows(each, self.index.width)]
+                runs = [run for each in sections(tokens, self.separators) for run in windows(each, self.index.width)]
                 self._store.ask([_named(keyer, tokens[run.start : run.stop]) for run in runs], record.terms)
 
     def match(
@@ -371,7 +371,7 @@ class Blending:
             return None
         tokens = as_tokens(ids)
         seen = survey(
-            self.index, keyer.owner, tokens, exact_tokens, sections(tokens, self._separators), partial(_named, keyer)
+            self.index, keyer.owner, tokens, exact_tokens, sections(tokens, self.separators), partial(_named, keyer)
         )
         found = sorted([*seen.known, *seen.noted], key=lambda each: each.run)
         to_store = [each for each in seen.known if each.run.start >= exact_tokens and not self._store.is_there(each)]
