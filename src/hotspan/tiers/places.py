@@ -69,6 +69,7 @@ class PlaceTests:
         self._fd = directory.slab_fd
         self._slots_for = directory.geometry.slots_for
         self._slot_bytes = directory.geometry.slot_bytes
+        self._piece_bytes = min(_PIECE_BYTES, -(-self._slot_bytes // PAGE_BYTES) * PAGE_BYTES)  # of one I/O
         self._is_direct = directory.direct
         self._clock = clock
         self._testing = threading.Lock()
@@ -94,11 +95,11 @@ class PlaceTests:
                 self._failed_s = self._clock.monotonic()
                 return Verdict(False, {})
             flaws = {}
-            with _pages(2 * _PIECE_BYTES) as pages:
+            with _pages(2 * self._piece_bytes) as pages:
                 for slot in slots:
                     flaw = self._flaw(slot, pages, keeps=keeps)
                     if flaw is None and rewrites:
-                        flaw = self._write_flaw(slot, pages[:_PIECE_BYTES])
+                        flaw = self._write_flaw(slot, pages[: self._piece_bytes])
                     if flaw is not None:
                         flaws[slot] = flaw
             return Verdict(True, flaws)
@@ -128,9 +129,9 @@ class PlaceTests:
     def _flaw(self, slot: int, pages: memoryview, *, keeps: bool) -> Flaw | None:
         """What is wrong with a slot; None if it does what it should."""
         began_s = self._clock.monotonic()
-        wrote, read = pages[:_PIECE_BYTES], pages[_PIECE_BYTES : 2 * _PIECE_BYTES]
+        wrote, read = pages[: self._piece_bytes], pages[self._piece_bytes :]
         if not keeps:
-            wrote[:] = os.urandom(_PIECE_BYTES)
+            wrote[:] = os.urandom(len(wrote))
             try:
                 for at, size in self._pieces(slot):
                     whole(self._files.pwritev(self._fd, [wrote[:size]], at), size)
@@ -169,8 +170,8 @@ class PlaceTests:
     def _pieces(self, slot: int) -> Iterator[tuple[int, int]]:
         """Where one I/O each is done in a slot, and of how many bytes."""
         first = slot * self._slot_bytes
-        for start in range(0, self._slot_bytes, _PIECE_BYTES):
-            yield first + start, min(_PIECE_BYTES, self._slot_bytes - start)
+        for start in range(0, self._slot_bytes, self._piece_bytes):
+            yield first + start, min(self._piece_bytes, self._slot_bytes - start)
 
 
 @contextlib.contextmanager

@@ -32,11 +32,12 @@ Change = tuple[Any, str, Callable[[Any], Any]]
 
 @dataclass(frozen=True)
 class Fault:
-    """changes: that plant it. plan: fields of worlds in which it can show."""
+    """changes: that plant it. plan: fields of worlds that can show it. found_by: the first seed of one where it did."""
 
     name: str
     changes: tuple[Change, ...]
     plan: Mapping[str, Any] = field(default_factory=dict)
+    found_by: int = 0
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -207,11 +208,12 @@ FAULTS = (
     Fault("jobs to flush are not sent to the workers", ((HotspanConnector, _META, _flushes_nothing),)),
     Fault("stores do not wait for the forward pass", _no_wait_of(True), _ASYNC),
     Fault("stores read blocks ahead", ((Device, "copy", _always_ahead),), _ASYNC),
-    Fault("a slot is free when its load begins", ((TieredCache, "begin_load", _load_ends_as_it_begins),)),
+    Fault("a slot is free when its load begins", ((TieredCache, "begin_load", _load_ends_as_it_begins),), found_by=17),
     Fault(
         "a chunk is a hit before it is stored",
         ((TieredCache, "begin_store", _hit_before_it_is_stored),),
         {"pace": 0.0, "is_async": True, "has_disk": True, "kind": "full", "slots": 8},
+        found_by=2,
     ),
     Fault(
         "gaps keep what was there",
