@@ -74,6 +74,13 @@ def test_what_takes_less_than_the_clock_can_tell_ends(costs: Costs) -> None:
     assert 1e6 + 39 / 7 <= outcome.span_s <= 1e6 + 39 / 7 + len(rows) * 4 * BLOCK_S
 
 
+def test_a_short_prompt_is_one_step_of_who_decodes() -> None:
+    """A prompt shorter than a step takes as long as it has tokens, and who decodes gets a token when it ends."""
+    costs = Costs(prefill_tokens_per_s=RATE, step_s=0.01, request_step_s=0.0, step_tokens=2048)
+    outcome = replay(setup(costs=costs), row(0, [1], answer_tokens=101), row(1, range(10, 12)))
+    assert outcome.tpot_s[0] == pytest.approx((2 * BLOCK_S + 99 * 0.01) / 100, rel=1e-3)
+
+
 def test_running_requests_slow_each_other() -> None:
     """A step takes longer for each request that decodes beside it, until that has ended."""
     costs = Costs(prefill_tokens_per_s=1e9, step_s=0.02, request_step_s=0.01)

@@ -78,7 +78,7 @@ class SimulatedReplica:
         self._on_end = on_end
         self._queue: deque[Job] = deque()
         self._current: list[Job] = []  # whose prompts are prefilled together
-        self._work_s = 0.0  # left of them, at full speed
+        self._work_s = self._prompts_s = 0.0  # left of them, and of all of them, at full speed
         self._steps = 0.0  # tokens that each decoding request got so far
         self._decoding: list[tuple[float, int, Job]] = []  # (when `_steps` is this, it ends)
 
@@ -137,7 +137,9 @@ class SimulatedReplica:
     def _step_s(self) -> float:
         costs = self._costs
         alone_s = costs.step_s + costs.request_step_s * (len(self._decoding) - 1)
-        return max(alone_s, costs.step_tokens / costs.prefill_tokens_per_s) if self._current else alone_s
+        if not self._current:
+            return alone_s
+        return max(alone_s, min(costs.step_tokens / costs.prefill_tokens_per_s, self._prompts_s))
 
     def _begin(self) -> None:
         """Begin with the prompt that waits longest, and with those behind it that fit into one step with it."""
@@ -149,10 +151,11 @@ class SimulatedReplica:
             *_, held = self._found(job.request)
             left -= job.request.tokens - held * self._block_tokens
             if self._current and left < 0:
-                return
+                break
             self._current.append(self._queue.popleft())
             job.began_s = self.at_s
             self._work_s += self._take(job)
+        self._prompts_s = self._work_s
 
     def _found(self, request: Request) -> tuple[int, dict[Medium, int], float, int]:
         """Tokens in the pool, tokens to load by tier, the seconds of that, and all blocks of both."""
