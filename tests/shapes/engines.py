@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from kit.nursery import Own
 from kit.ports import free_port
 from kit.preloaded import MODULES, Preloaded
 from kit.spawning import is_program
@@ -251,7 +252,7 @@ def _forked(
     with log.open("ab") as out:
         process: subprocess.Popen[str] = source.popen(
             [sys.executable, *words],
-            shared=shared,
+            own=None if shared is None else Own(os.fspath(shared)),
             stdin=pipe if has_pipes else subprocess.DEVNULL,
             stdout=pipe if has_pipes else out,
             stderr=out,
