@@ -8,6 +8,7 @@ modules, and so do the programs that it starts.
 """
 
 import contextlib
+import gc
 import importlib
 import os
 import resource
@@ -28,7 +29,8 @@ _COPIED = ("src", "tests", "kit", "docs", "docsite", "proofs", "benchmarks", "ex
 _PRELOADED = (
     *("pytest", "hypothesis", "xdist", "pytest_asyncio", "pydantic", "fastapi", "typer", "rich", "yaml", "jinja2"),
     *("httpx", "uvicorn", "aiohttp", "numpy", "psutil", "safetensors", "tokenizers", "plotly.graph_objects"),
-    *("multiprocessing.pool", "concurrent.futures", "cryptography", "openai"),
+    *("multiprocessing.pool", "concurrent.futures", "cryptography", "openai", "redis", "requests", "zmq"),
+    *("torch", "transformers", "vllm.engine.arg_utils", "vllm.v1.core.kv_cache_utils", "opentelemetry.sdk.trace"),
 )
 _OWN = ("hotspan", "djl_python", "tests", "kit", "docsite", "proofs", "benchmarks")
 _POLL_S = 0.02
@@ -123,6 +125,8 @@ def preload() -> None:
             importlib.import_module(name)
     for name in [each for each in sys.modules if each.split(".")[0] in _OWN and not each.startswith("tests.mutants")]:
         del sys.modules[name]
+    gc.collect()
+    gc.freeze()  # or each fork's first collection would copy all that is preloaded
 
 
 def _become_pytest(tree: Path, output: Path, tests: Sequence[str], cpu_s: int) -> None:
