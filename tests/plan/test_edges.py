@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hotspan.plan.machines import EFFICIENCY, machine
-from hotspan.plan.mounts import read_mounts
+from hotspan.plan.mounts import Medium, read_mounts
 
 RIGHT = "22 1 8:1 / /data rw,relatime shared:1 - ext4 /dev/sda1 rw,errors=remount-ro"
 
@@ -36,3 +36,9 @@ def test_a_line_that_is_no_mount_is_passed_over(line: str, tmp_path: Path) -> No
     file.write_text(f"{line}\n{RIGHT}\n{line}\n")
     (found,) = read_mounts(file)
     assert found.point == "/data" and found.kind == "ext4" and "errors=remount-ro" in found.options
+
+
+def test_a_machine_that_is_only_named_has_direct_i_o() -> None:
+    """Its drives are planned for as those of a file system that takes O_DIRECT, with all of their bytes free."""
+    (drive,) = machine("p5.48xlarge").host().disks
+    assert drive.is_direct and drive.held_bytes == 0 and drive.medium is Medium.NVME
