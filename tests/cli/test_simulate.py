@@ -98,7 +98,7 @@ def test_numbers_of_replicas_are_compared(tmp_path: Path) -> None:
     one, two = json.loads(output.read_text())["results"]
     assert (one["sizes"]["replicas"], two["sizes"]["replicas"]) == (1, 2)
     assert one["ttft_s"]["mean"] > two["ttft_s"]["mean"]
-    assert "Hit rate by size" in page.read_text()
+    assert "Hit rate by size" in page.read_text() and page.read_text().count("synthetic, auto.") == 3
 
 
 def test_plots_over_size_have_a_curve_for_all_that_is_no_size(tmp_path: Path) -> None:

@@ -72,8 +72,8 @@ def ran(rows: list[dict[str, Any]]) -> list[Ran]:
 
 
 def chosen(mutant: Mutant, tests: list[Ran]) -> tuple[list[Ran], list[Ran]]:
-    """The tests that run a mutant's line, the quickest, and the others; of what runs at the import, those that use the
-    module, those of its package first.
+    """The tests that run a mutant's line, the quickest of its package first, and the others; of what runs at the import,
+    those that use the module.
     """
     at = range(mutant.lines[0], mutant.lines[1] + 1)
     is_import = mutant.function == "module" or mutant.function.split(".")[-1][:1].isupper()
@@ -83,9 +83,9 @@ def chosen(mutant: Mutant, tests: list[Ran]) -> tuple[list[Ran], list[Ran]]:
         if (lines := each.lines.get(mutant.path)) and (is_import or any(line in lines for line in at))
     ]
     if not found:  # a function that only the import calls
-        found, is_import = [each for each in tests if mutant.path in each.lines], True
+        found = [each for each in tests if mutant.path in each.lines]
     own = f"tests/{mutant.path.split('/')[2]}/"
-    found.sort(key=lambda each: (is_import and not each.test.startswith(own), each.seconds))
+    found.sort(key=lambda each: (not each.test.startswith(own), each.seconds))
     count, seconds = 0, 0.0
     while count < min(len(found), _MOST_TESTS) and (not count or seconds + found[count].seconds <= _MOST_S):
         seconds += found[count].seconds

@@ -30,7 +30,14 @@ _PRELOADED = (
     *("pytest", "hypothesis", "xdist", "pytest_asyncio", "pydantic", "fastapi", "typer", "rich", "yaml", "jinja2"),
     *("httpx", "uvicorn", "aiohttp", "numpy", "psutil", "safetensors", "tokenizers", "plotly.graph_objects"),
     *("multiprocessing.pool", "concurrent.futures", "cryptography", "openai", "redis", "requests", "zmq"),
-    *("torch", "transformers", "vllm.engine.arg_utils", "vllm.v1.core.kv_cache_utils", "opentelemetry.sdk.trace"),
+    *(
+        "torch",
+        "transformers",
+        "ray.serve",
+        "vllm.engine.arg_utils",
+        "vllm.v1.core.kv_cache_utils",
+        "opentelemetry.sdk.trace",
+    ),
 )
 _OWN = ("hotspan", "djl_python", "tests", "kit", "docsite", "proofs", "benchmarks")
 _POLL_S = 0.02

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from hotspan.core.types import GIB
 from hotspan.plan.machines import EFFICIENCY, machine
 from hotspan.plan.mounts import Medium, read_mounts
 
@@ -18,6 +19,14 @@ def test_ranks_compute_together() -> None:
     assert found.prefill_tokens_per_s(2 * 10**9, 1) == pytest.approx(one / 2)
     assert one == pytest.approx(found.gpu.tflops * 1e12 * EFFICIENCY / 10**9)
     assert found.prefill_tokens_per_s(0, 1) is None
+
+
+def test_a_rank_among_several_keeps_half_a_gib_more() -> None:
+    """For its peers, beside the quarter that each rank keeps: the published pools are these (docs/sizing.md)."""
+    found = machine("p5.48xlarge")
+    own = int(0.5 * found.gpu.memory_gib * GIB)
+    assert found.pool_bytes(0, 1, 0.5) == own - GIB // 4
+    assert found.pool_bytes(0, 2, 0.5) == pytest.approx(2 * (own - GIB // 4 - GIB // 2), abs=1)
 
 
 @pytest.mark.parametrize(

@@ -133,9 +133,10 @@ def test_what_a_prompt_gets_in_front_is_known() -> None:
     assert table.spell("<s>the fox<|user|>\n fox", is_whole=False) == b"<s> the fox<|user|> fox"
 
 
-def test_tokens_that_are_not_known_have_no_bytes() -> None:
+@pytest.mark.parametrize("kind", ["llama", "unigram, first"])
+def test_tokens_that_are_not_known_have_no_bytes(kind: str) -> None:
     """An id beyond the vocabulary, or the token for unknown text, makes the whole unknown."""
-    _, table = made("llama")
+    _, table = made(kind)
     assert table.join([len(table)]) is None
     assert table.join([0]) is None
     assert table.join([]) == b""

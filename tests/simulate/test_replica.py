@@ -7,7 +7,9 @@ import pytest
 from hotspan.core.errors import ConfigError
 from hotspan.core.trace import Request, Trace
 from hotspan.router.types import Medium
+from hotspan.simulate.caches import Pool
 from hotspan.simulate.costs import Costs, Setup, Sizes
+from hotspan.simulate.replica import Job, SimulatedReplica
 from hotspan.simulate.simulation import Outcome, Simulation
 from tests.simulate.rig import RATE, row, setup, workload
 
@@ -50,6 +52,23 @@ def test_decode_and_prefill_slow_each_other() -> None:
     assert outcome.ttft_s[1] == pytest.approx(prefill_s)
     in_prefill = prefill_s / (256 / RATE)
     assert outcome.tpot_s[0] == pytest.approx((prefill_s + (1000 - in_prefill) * 0.01) / 1000)
+
+
+def test_the_next_event_is_when_the_prompt_is_done() -> None:
+    """Beside a request that decodes, a step of two tokens computes one: twice as long, and nothing happens before."""
+    costs = Costs(prefill_tokens_per_s=RATE, step_tokens=2)
+    firsts: list[int] = []
+    replica = SimulatedReplica(
+        *(0, costs, Pool(10**6, 512, 512), {}, 512),
+        *(lambda job, now_s: firsts.append(job.index), lambda job, now_s: None),
+    )
+    replica.arrive(Job(0, row(0.0, [1], answer_tokens=10_000), 0.0), 0.0)
+    assert replica.next_s() == pytest.approx(BLOCK_S)
+    replica.advance(replica.next_s())
+    replica.arrive(Job(1, row(BLOCK_S, [2]), BLOCK_S), BLOCK_S)
+    assert firsts == [0] and replica.next_s() == pytest.approx(3 * BLOCK_S)
+    replica.advance(replica.next_s())
+    assert firsts == [0, 1]
 
 
 def test_running_requests_slow_each_other() -> None:

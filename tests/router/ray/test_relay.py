@@ -30,6 +30,7 @@ class Behind:
     def __init__(self) -> None:
         self.got: list[tuple[str, dict[str, str], bytes]] = []
         self.go_on = asyncio.Event()
+        self.is_cut_off = asyncio.Event()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.got.append((request.path_qs, dict(request.headers), await request.read()))
@@ -44,7 +45,12 @@ class Behind:
             assert request.transport is not None
             request.transport.abort()
             return response
-        await self.go_on.wait()
+        assert request.transport is not None
+        while not self.go_on.is_set():
+            await asyncio.sleep(0)
+            if request.transport.is_closing():
+                self.is_cut_off.set()
+                return response
         await response.write(b"data: [DONE]\n\n")
         return response
 
@@ -198,6 +204,7 @@ async def test_a_client_that_hangs_up(relay: Relay, behind: Behind, heard: tuple
     await client.sent.get()
     client.gone.set()
     await asyncio.wait_for(task, 60)
+    await asyncio.wait_for(behind.is_cut_off.wait(), 60)
     await until_async(lambda: protocol.reports[-1:] == [Report(7, Kind.FAILED, "me")])
 
 
