@@ -123,7 +123,7 @@ def tried(house: House, mutant: Mutant, known: list[Ran]) -> dict[str, Any]:
     for tests in filter(None, (quick, others)):
         if outcome is Outcome.SURVIVED:
             seconds = sum(each.seconds for each in tests)
-            outcome, by = house.trial(mutant, [each.test for each in tests], 60 + 4 * seconds, 300 + 20 * seconds)
+            outcome, by = house.trial(mutant, [each.test for each in tests], 20 + 3 * seconds, 240 + 10 * seconds)
     return row | {"outcome": outcome.value, "by": by}
 
 
