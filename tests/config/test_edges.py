@@ -42,6 +42,11 @@ def test_words_for_false(word: str) -> None:
     assert kinds.INVERTED.parse(word, "--x") is True
 
 
+def test_nothing_is_shared_between_tenants_unless_somebody_says_so() -> None:
+    """The default of --share-across-tenants."""
+    assert CacheOptions().share_across_tenants is False
+
+
 def test_choices_are_all_named() -> None:
     """By the kind and by the error, the default among them; of two both are the type's name."""
     assert kinds.one_of("auto", "lru", "arc", "learned").wants == "auto (the default), lru, arc or learned"

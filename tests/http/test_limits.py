@@ -7,6 +7,7 @@ import pytest
 from hotspan.config.server_settings import ServerSettings
 from hotspan.core.types import GIB, MIB
 from hotspan.http.connections import HttpLimits
+from hotspan.http.upstream import IDLE_S
 
 PAGE = " ".join((Path(__file__).parents[2] / "docs/http.md").read_text().split())
 LIMITS = HttpLimits()
@@ -28,6 +29,11 @@ LIMITS = HttpLimits()
 def test_limits_are_those_of_the_page(limit: str, value: float, said: str) -> None:
     """docs/http.md has each."""
     assert getattr(LIMITS, limit) == value and said in PAGE
+
+
+def test_connections_to_servers_are_given_up_before_servers_close_them() -> None:
+    """Two seconds before: a request that is sent on one must not meet its end."""
+    assert LIMITS.idle_s - IDLE_S == 2
 
 
 def test_a_server_has_the_limits_of_its_options() -> None:

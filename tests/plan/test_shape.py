@@ -120,6 +120,8 @@ def test_copies_of_heads_are_stored_each() -> None:
     [
         ({}, {"kv_dtype": "fp8"}, 0.5),
         ({}, {"kv_dtype": "fp8_e5m2"}, 0.5),
+        ({}, {"kv_dtype": "fp8_e4m3"}, 0.5),
+        ({}, {"kv_dtype": "fp8_inc"}, 0.5),
         ({}, {"dtype": "float32"}, 2),
         ({}, {"dtype": "float32", "kv_dtype": "bfloat16"}, 1),
         ({"torch_dtype": "float32"}, {}, 1),  # the engine's "auto" computes float32 models in 16 bits

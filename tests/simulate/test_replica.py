@@ -1,5 +1,6 @@
 """What a simulated replica takes, by its costs."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from hotspan.core.errors import ConfigError
 from hotspan.core.trace import Request, Trace
 from hotspan.router.types import Medium
-from hotspan.simulate.caches import Pool
+from hotspan.simulate.caches import Change, Lru, Pool
 from hotspan.simulate.costs import Costs, Setup, Sizes
 from hotspan.simulate.replica import Job, SimulatedReplica
 from hotspan.simulate.simulation import Outcome, Simulation
@@ -69,6 +70,26 @@ def test_the_next_event_is_when_the_prompt_is_done() -> None:
     assert firsts == [0] and replica.next_s() == pytest.approx(3 * BLOCK_S)
     replica.advance(replica.next_s())
     assert firsts == [0, 1]
+
+
+def test_a_tier_is_used_for_what_the_pool_lost_alone() -> None:
+    """What was loaded counts as used there, from the first block that the pool has no more; the rest is as old as it was."""
+    used: list[range | None] = []
+
+    class Watched(Lru):
+        def use(self, keys: Sequence[int], loaded: range | None = None) -> Change:
+            used.append(loaded)
+            return super().use(keys, loaded)
+
+    replica = SimulatedReplica(
+        *(0, Costs(prefill_tokens_per_s=RATE), Pool(8 * 512, 512, 512), {Medium.RAM: Watched(100)}, 512),
+        *(lambda job, now_s: None, lambda job, now_s: None),
+    )
+    for n, keys in enumerate((range(1, 7), range(11, 17), range(1, 7))):
+        replica.arrive(Job(n, row(replica.at_s, keys, more=10), replica.at_s), replica.at_s)
+        while replica.requests:
+            replica.advance(replica.next_s())
+    assert used == [range(0), range(0), range(1, 6)]
 
 
 def test_running_requests_slow_each_other() -> None:
