@@ -57,6 +57,7 @@ def test_tiers_and_eviction_are_compared(tmp_path: Path) -> None:
     for title in ("Time to first token", "Found against waited", "The busiest replica", "Hit rate by size"):
         assert title in html
     assert 'src="http' not in html and "prefix-tree" in html
+    assert '"showlegend":true' in html.replace(" ", "") and '"showlegend":false' not in html.replace(" ", "")
     assert '"range":[0,1.01]' in html.replace(" ", "")  # shares of requests, from none to all
     assert "synthetic, auto." not in html  # its plots of one size compare both strategies
 
