@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from hotspan.core.types import GIB
+from hotspan.core.types import GIB, Tier
 from hotspan.plan.machines import EFFICIENCY, machine
 from hotspan.plan.mounts import Medium, read_mounts
+from hotspan.plan.rates import estimated
 
 RIGHT = "22 1 8:1 / /data rw,relatime shared:1 - ext4 /dev/sda1 rw,errors=remount-ro"
 
@@ -19,6 +20,13 @@ def test_ranks_compute_together() -> None:
     assert found.prefill_tokens_per_s(2 * 10**9, 1) == pytest.approx(one / 2)
     assert one == pytest.approx(found.gpu.tflops * 1e12 * EFFICIENCY / 10**9)
     assert found.prefill_tokens_per_s(0, 1) is None
+
+
+def test_ranks_load_together() -> None:
+    """Each GPU of a machine has a link of its own to the host's memory."""
+    found = machine("p5.48xlarge")
+    one, eight = (estimated(found, 0, ranks).gb_s[Tier.RAM] for ranks in (1, 8))
+    assert one == found.gpu.host_gb_s and eight == 8 * one
 
 
 def test_a_rank_among_several_keeps_half_a_gib_more() -> None:
