@@ -17,6 +17,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -72,15 +73,17 @@ def ran(rows: list[dict[str, Any]]) -> list[Ran]:
 
 
 def chosen(mutant: Mutant, tests: list[Ran]) -> tuple[list[Ran], list[Ran]]:
-    """The tests that run a mutant's line, the quickest of its package first, and the others; of what runs at the import,
-    those that use the module.
+    """The tests that run a mutant's line, the quickest of its package first, and the others.
+
+    Of what runs at the import, those that use the module, or whose files name it.
     """
     at = range(mutant.lines[0], mutant.lines[1] + 1)
     is_import = mutant.function == "module" or mutant.function.split(".")[-1][:1].isupper()
     found = [
         each
         for each in tests
-        if (lines := each.lines.get(mutant.path)) and (is_import or any(line in lines for line in at))
+        if ((lines := each.lines.get(mutant.path)) and (is_import or any(line in lines for line in at)))
+        or (is_import and _is_named(mutant.path, each.test.partition("::")[0]))
     ]
     if not found:  # a function that only the import calls
         found = [each for each in tests if mutant.path in each.lines]
@@ -91,6 +94,12 @@ def chosen(mutant: Mutant, tests: list[Ran]) -> tuple[list[Ran], list[Ran]]:
         seconds += found[count].seconds
         count += 1
     return found[:count], found[count : count + _MOST_OTHERS]
+
+
+@cache
+def _is_named(path: str, test: str) -> bool:
+    module = path.removeprefix("src/").removesuffix(".py").replace("/", ".")
+    return module in (ROOT / test).read_text()
 
 
 def drawn(each: int, seed: int, only: str = "") -> list[Mutant]:

@@ -73,7 +73,7 @@ def test_the_next_event_is_when_the_prompt_is_done() -> None:
 
 
 def test_a_tier_is_used_for_what_the_pool_lost_alone() -> None:
-    """What was loaded counts as used there, from the first block that the pool has no more; the rest is as old as it was."""
+    """What was loaded counts as used there: what comes behind the blocks that the pool still has, and nothing else."""
     used: list[range | None] = []
 
     class Watched(Lru):
