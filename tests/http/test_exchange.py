@@ -1,10 +1,14 @@
 """One request and its response, as an ASGI server has them."""
 
+import asyncio
 import re
 from typing import Any
 
 import pytest
 
+from hotspan.http.bodies import Pace
+from hotspan.http.connections import HttpLimits
+from hotspan.http.errors import HttpError
 from hotspan.http.exchange import ClientGone, Exchange, Message
 
 
@@ -60,3 +64,16 @@ async def test_a_response_is_begun_once_its_head_is_sent() -> None:
     assert len(sent) == 1
     await asked.write(b"end", is_last=True)
     assert asked.is_over and sent[1] == {"type": "http.response.body", "body": b"end", "more_body": False}
+
+
+async def test_a_body_has_its_time_from_the_beginning() -> None:
+    """Nobody is late before a first byte was due, however often the loop looks; who is late gets 408."""
+    async with Pace(HttpLimits(stall_s=600.0)) as pace:
+        for _ in range(9):
+            await asyncio.sleep(0)
+        pace.came(1)
+        await asyncio.sleep(0)
+    with pytest.raises(HttpError, match="the body came too slowly") as late:
+        async with Pace(HttpLimits(stall_s=0.0)):
+            await asyncio.Event().wait()
+    assert late.value.status == 408

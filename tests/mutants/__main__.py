@@ -32,7 +32,7 @@ TESTS = ("plan", "config", "formatters", "simulate", "http", "router", "cli", "s
 """Folders of tests that are run, without those that load an engine or take minutes."""
 
 MOST_REAL = 0.05
-_MOST_TESTS, _MOST_S, _MOST_OTHERS = 80, 20.0, 20
+_MOST_TESTS, _MOST_S, _MOST_OTHERS = 80, 20.0, 250
 """The quickest tests of one mutant and their seconds, and how many others are tried after them."""
 
 

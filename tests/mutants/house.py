@@ -118,7 +118,7 @@ class House:
         if os.WIFSIGNALED(status):
             return (Outcome.ENDLESS if os.WTERMSIG(status) == signal.SIGXCPU else Outcome.KILLED), failed
         outcome = _BY_STATUS.get(os.WEXITSTATUS(status), Outcome.KILLED)
-        is_told = outcome is Outcome.BROKEN and failed.startswith("ERROR")  # a module that can't be imported any more
+        is_told = outcome is Outcome.BROKEN and "\nERROR " in said  # a module that can't be imported any more
         return Outcome.KILLED if is_told else outcome, failed[:200]
 
 

@@ -45,12 +45,11 @@ class Behind:
             assert request.transport is not None
             request.transport.abort()
             return response
-        assert request.transport is not None
-        while not self.go_on.is_set():
-            await asyncio.sleep(0)
-            if request.transport.is_closing():
-                self.is_cut_off.set()
-                return response
+        try:
+            await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.is_cut_off.set()
+            raise
         await response.write(b"data: [DONE]\n\n")
         return response
 
@@ -66,7 +65,7 @@ async def relay(behind: Behind) -> AsyncIterator[Relay]:
 
     server = web.Application()
     server.router.add_route("*", "/{path:.*}", behind.answer)
-    runner = web.AppRunner(server, shutdown_timeout=0.1)
+    runner = web.AppRunner(server, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
