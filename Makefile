@@ -279,7 +279,7 @@ docs-commands: develop real-model  ## Each command of README, docs/ and examples
 
 .PHONY: mutants
 mutants: develop  ## Small faults in plan, config, formatters, simulate, http and router: fails if the fast tests miss more than 5 % (about 30 minutes)
-	@$(BIN)/python -m tests.mutants --each 55 --workers $(WORKERS) --output benchmarks/results/mutants.json
+	@$(BIN)/python -m tests.mutants --each 51 --workers $(WORKERS) --output benchmarks/results/mutants.json
 
 .PHONY: fuzz-http
 fuzz-http: develop  ## 10,000 requests that the server's own OpenAPI allows, or nearly: no unexpected 5xx (about 8 minutes)

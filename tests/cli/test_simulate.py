@@ -57,6 +57,9 @@ def test_tiers_and_eviction_are_compared(tmp_path: Path) -> None:
     for title in ("Time to first token", "Found against waited", "The busiest replica", "Hit rate by size"):
         assert title in html
     assert 'src="http' not in html and "prefix-tree" in html
+    assert '"showlegend":true' in html.replace(" ", "") and '"showlegend":false' not in html.replace(" ", "")
+    assert '"range":[0,1.01]' in html.replace(" ", "")  # shares of requests, from none to all
+    assert "synthetic, auto." not in html  # its plots of one size compare both strategies
 
 
 def test_a_trace_is_written_and_replayed(tmp_path: Path) -> None:
@@ -97,7 +100,7 @@ def test_numbers_of_replicas_are_compared(tmp_path: Path) -> None:
     one, two = json.loads(output.read_text())["results"]
     assert (one["sizes"]["replicas"], two["sizes"]["replicas"]) == (1, 2)
     assert one["ttft_s"]["mean"] > two["ttft_s"]["mean"]
-    assert "Hit rate by size" in page.read_text()
+    assert "Hit rate by size" in page.read_text() and page.read_text().count("synthetic, auto.") == 3
 
 
 def test_plots_over_size_have_a_curve_for_all_that_is_no_size(tmp_path: Path) -> None:
@@ -111,6 +114,7 @@ def test_plots_over_size_have_a_curve_for_all_that_is_no_size(tmp_path: Path) ->
     for name in ("auto,1replica", "auto,2replicas"):
         assert html.count(f'"name":"{name}"') == 2  # of hit rate, and of time to first token
     assert html.count('"x":[40.0,80.0]') == 4
+    assert html.count("synthetic,auto.") == 3  # with one strategy all other plots compare the sizes
     assert text.count("RAM 20 GiB") == 1 and text.count("disk 40 GiB") == 2
 
 

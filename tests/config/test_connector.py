@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 import hotspan
-from hotspan.config.connector import connector_settings, transfer_config
+from hotspan.config.connector import connector_settings, step_timeout_s, transfer_config
+from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import CacheSettings
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB
@@ -116,3 +117,11 @@ def test_the_entry_point_is_declared() -> None:
     """vLLM's general plugins load hotspan.server.control:register."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["vllm.general_plugins"] == {"hotspan": "hotspan.server.control:register"}
+
+
+def test_the_step_timeout_is_that_of_serve() -> None:
+    """HOTSPAN_STEP_TIMEOUT_S, which the engine reads elsewhere than the tiers; without it serve's default."""
+    assert step_timeout_s({}) == ServerSettings().step_timeout_s
+    assert step_timeout_s({"HOTSPAN_STEP_TIMEOUT_S": "7.5"}) == 7.5
+    with pytest.raises(ConfigError, match="HOTSPAN_STEP_TIMEOUT_S"):
+        step_timeout_s({"HOTSPAN_STEP_TIMEOUT_S": "soon"})

@@ -42,6 +42,21 @@ def test_words_for_false(word: str) -> None:
     assert kinds.INVERTED.parse(word, "--x") is True
 
 
+def test_nothing_is_shared_between_tenants_unless_somebody_says_so() -> None:
+    """The default of --share-across-tenants."""
+    assert CacheOptions().share_across_tenants is False
+
+
+def test_choices_are_all_named() -> None:
+    """By the kind and by the error, the default among them; of two both are the type's name."""
+    assert kinds.one_of("auto", "lru", "arc", "learned").wants == "auto (the default), lru, arc or learned"
+    assert kinds.one_of("even", "odd").wants == "even (the default) or odd"
+    assert (kinds.one_of("even", "odd").name, kinds.one_of("a", "b", "c").name) == ("even or odd", "name")
+    assert kinds.one_of("even", "odd").parse("ODD", "--x") == "odd"
+    with pytest.raises(ConfigError, match=r"lru, arc or learned"):
+        kinds.one_of("auto", "lru", "arc", "learned").parse("fifo", "--x")
+
+
 def test_whole_numbers_of_lists() -> None:
     """The first of several; a fraction is none, and says so."""
     assert kinds.FIRST_INTEGER.parse("2", "x") == kinds.FIRST_INTEGER.parse([2.0, 3], "x") == 2

@@ -166,6 +166,7 @@ def test_degree_of_parallelism() -> None:
     stages = configured(serving="option.tensor_parallel_degree=max\noption.pipeline_parallel_degree=2", gpus=8)
     assert value(stages, "tensor_parallel_size") == 4
     assert value(configured(serving="job_queue_size=1", gpus=4), "tensor_parallel_size") == 4
+    assert "tensor_parallel_size" not in configured(serving="job_queue_size=1", gpus=1).settings
     assert value(configured(serving="option.tensor_parallel_degree=max"), "tensor_parallel_size") == 1
     assert "tensor_parallel_size" not in configured(gpus=4).settings
 

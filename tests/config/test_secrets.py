@@ -120,3 +120,9 @@ def test_errors_repeat_no_secret() -> None:
         with pytest.raises(ConfigError) as error:
             refuse()
         assert SECRET not in str(error.value)
+
+
+def test_a_configuration_shows_neither_words_nor_values() -> None:
+    """Its repr, which a log or a traceback may have, leaves out the command line and what each key was given."""
+    shown = repr(configured(flags=S3 | {"l2_option": ["secret_access_key=env:NAME"]}))
+    assert "words=" not in shown and "settings=" not in shown and "model=" in shown

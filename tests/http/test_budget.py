@@ -27,6 +27,12 @@ def test_everybody_has_something_of_an_amount_that_is_too_small() -> None:
     assert all(budget.take(owner, 1) for owner in range(10))
 
 
+@pytest.mark.parametrize(("owners", "own"), [(0, 500), (1, 500), (2, 250), (500, 1), (5000, 1)])
+def test_half_is_divided_equally(owners: int, own: int) -> None:
+    """Whoever is the only one, or where there can be none, has all of that half."""
+    assert Budget(1000, owners).own == own
+
+
 @pytest.mark.parametrize("owners", [1, 10, 60, 1000, 5000])
 def test_half_is_there_for_one_owner_however_many_there_could_be(owners: int) -> None:
     """Owners that use nothing take away no more than their half."""

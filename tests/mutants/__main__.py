@@ -1,6 +1,6 @@
 """Whether the fast tests notice small faults: `make mutants`.
 
-    python -m tests.mutants --each 60 --output benchmarks/results/mutants.json
+    python -m tests.mutants --each 51 --output benchmarks/results/mutants.json
 
 Draws mutants of each package (tests/mutants/mutate.py), runs for each the tests that run its line, and lists those
 that no test noticed. A survivor that changes nothing a caller could see stands in `equivalent.json` with the reason;
@@ -8,15 +8,16 @@ every other one is real. Ends with status 1 if more than 5 % are.
 """
 
 import argparse
+import hashlib
 import json
 import os
-import random
 import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,11 @@ from tests.mutants.mutate import Mutant, is_python, mutants
 ROOT = Path(__file__).parents[2]
 EQUIVALENT = Path(__file__).parent / "equivalent.json"
 PACKAGES = ("plan", "config", "formatters", "simulate", "http", "router")
-TESTS = ("plan", "config", "formatters", "simulate", "http", "router", "cli")
+TESTS = ("plan", "config", "formatters", "simulate", "http", "router", "cli", "server")
 """Folders of tests that are run, without those that load an engine or take minutes."""
 
 MOST_REAL = 0.05
-_MOST_TESTS, _MOST_S, _MOST_OTHERS = 80, 30.0, 250
+_MOST_TESTS, _MOST_S, _MOST_OTHERS = 80, 20.0, 250
 """The quickest tests of one mutant and their seconds, and how many others are tried after them."""
 
 
@@ -72,20 +73,22 @@ def ran(rows: list[dict[str, Any]]) -> list[Ran]:
 
 
 def chosen(mutant: Mutant, tests: list[Ran]) -> tuple[list[Ran], list[Ran]]:
-    """The tests that run a mutant's line, the quickest, and the others; of what runs at the import, those that use the
-    module, those of its package first.
+    """The tests that run a mutant's line, the quickest of its package first, and the others.
+
+    Of what runs at the import, those that use the module, or whose files name it.
     """
     at = range(mutant.lines[0], mutant.lines[1] + 1)
     is_import = mutant.function == "module" or mutant.function.split(".")[-1][:1].isupper()
     found = [
         each
         for each in tests
-        if (lines := each.lines.get(mutant.path)) and (is_import or any(line in lines for line in at))
+        if ((lines := each.lines.get(mutant.path)) and (is_import or any(line in lines for line in at)))
+        or (is_import and _is_named(mutant.path, each.test.partition("::")[0]))
     ]
     if not found:  # a function that only the import calls
-        found, is_import = [each for each in tests if mutant.path in each.lines], True
+        found = [each for each in tests if mutant.path in each.lines]
     own = f"tests/{mutant.path.split('/')[2]}/"
-    found.sort(key=lambda each: (is_import and not each.test.startswith(own), each.seconds))
+    found.sort(key=lambda each: (not each.test.startswith(own), each.seconds))
     count, seconds = 0, 0.0
     while count < min(len(found), _MOST_TESTS) and (not count or seconds + found[count].seconds <= _MOST_S):
         seconds += found[count].seconds
@@ -93,21 +96,30 @@ def chosen(mutant: Mutant, tests: list[Ran]) -> tuple[list[Ran], list[Ran]]:
     return found[:count], found[count : count + _MOST_OTHERS]
 
 
+@cache
+def _is_named(path: str, test: str) -> bool:
+    module = path.removeprefix("src/").removesuffix(".py").replace("/", ".")
+    return module in (ROOT / test).read_text()
+
+
 def drawn(each: int, seed: int, only: str = "") -> list[Mutant]:
-    """So many mutants of each package, the same ones for the same sources; with `only`, all whose names have it."""
-    found: list[Mutant] = []
+    """So many mutants of each package; with `only`, all whose names have it.
+
+    Each has its place in its package's order by its name: a change of one module leaves the choice among the others as
+    it is. The first of all packages come first: a run that is cut off has as many of each.
+    """
+    found: list[tuple[int, Mutant]] = []
     for package in PACKAGES:
         sources = {
             str(file.relative_to(ROOT)): file.read_text()
             for file in sorted((ROOT / "src" / "hotspan" / package).rglob("*.py"))
         }
         all_of = [mutant for path, source in sources.items() for mutant in mutants(path, source)]
-        if only:
-            found += [mutant for mutant in all_of if only in mutant.name and is_python(mutant, sources[mutant.path])]
-            continue
-        random.Random(f"{seed} {package}").shuffle(all_of)
-        found += islice((mutant for mutant in all_of if is_python(mutant, sources[mutant.path])), each)
-    return found
+        all_of = [mutant for mutant in all_of if only in mutant.name]
+        all_of.sort(key=lambda mutant: hashlib.sha256(f"{seed} {mutant.name}".encode()).digest())
+        valid = (mutant for mutant in all_of if is_python(mutant, sources[mutant.path]))
+        found += enumerate(islice(valid, None if only else each))
+    return [mutant for _, mutant in sorted(found, key=lambda one: one[0])]
 
 
 def tried(house: House, mutant: Mutant, known: list[Ran]) -> dict[str, Any]:
@@ -120,7 +132,7 @@ def tried(house: House, mutant: Mutant, known: list[Ran]) -> dict[str, Any]:
     for tests in filter(None, (quick, others)):
         if outcome is Outcome.SURVIVED:
             seconds = sum(each.seconds for each in tests)
-            outcome, by = house.trial(mutant, [each.test for each in tests], 60 + 4 * seconds, 300 + 20 * seconds)
+            outcome, by = house.trial(mutant, [each.test for each in tests], 20 + 3 * seconds, 240 + 10 * seconds)
     return row | {"outcome": outcome.value, "by": by}
 
 
@@ -158,7 +170,7 @@ def _kept(path: Path | None, make: Callable[[], list[dict[str, Any]]]) -> list[d
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("--each", type=int, default=60, help="mutants of each package")
+    parser.add_argument("--each", type=int, default=51, help="mutants of each package")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="mutants whose name has this, all of them")
     parser.add_argument("--output", type=Path)
@@ -173,7 +185,6 @@ def main() -> int:
         begun = {row["mutant"]: row for row in map(json.loads, given.rows.read_text().splitlines())}
     part, parts = map(int, given.part.split("/"))
     picked = drawn(given.each, given.seed, given.only)
-    random.Random(given.seed).shuffle(picked)  # a run that is cut off has some of each package
     picked = picked[part - 1 :: parts]
     preload()
     rows = []
@@ -189,10 +200,11 @@ def main() -> int:
                     with given.rows.open("a") as file:
                         file.write(json.dumps(row) + "\n")
             rows.append(row)
-    from hotspan.bench.machine import machine_facts
+    from hotspan.bench.machine import results
 
-    about = {"machine": machine_facts(), "seed": given.seed, "tests": [f"tests/{each}" for each in TESTS]}
-    result = about | summed(rows, equivalent)
+    command = f"python -m tests.mutants --each {given.each} --seed {given.seed}"
+    about = {"seed": given.seed, "tests": [f"tests/{each}" for each in TESTS], **summed(rows, equivalent)}
+    result = results("mutants", command=command, **about)
     print(json.dumps({name: value for name, value in result.items() if name != "survivors"}))
     for row in result["survivors"]:
         print("  equivalent" if "equivalent" in row else "  REAL", row["mutant"], f"(line {row['line']}, {row['by']})")

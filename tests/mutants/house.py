@@ -8,6 +8,7 @@ modules, and so do the programs that it starts.
 """
 
 import contextlib
+import gc
 import importlib
 import os
 import resource
@@ -28,7 +29,15 @@ _COPIED = ("src", "tests", "kit", "docs", "docsite", "proofs", "benchmarks", "ex
 _PRELOADED = (
     *("pytest", "hypothesis", "xdist", "pytest_asyncio", "pydantic", "fastapi", "typer", "rich", "yaml", "jinja2"),
     *("httpx", "uvicorn", "aiohttp", "numpy", "psutil", "safetensors", "tokenizers", "plotly.graph_objects"),
-    *("multiprocessing.pool", "concurrent.futures", "cryptography", "openai"),
+    *("multiprocessing.pool", "concurrent.futures", "cryptography", "openai", "redis", "requests", "zmq"),
+    *(
+        "torch",
+        "transformers",
+        "ray.serve",
+        "vllm.engine.arg_utils",
+        "vllm.v1.core.kv_cache_utils",
+        "opentelemetry.sdk.trace",
+    ),
 )
 _OWN = ("hotspan", "djl_python", "tests", "kit", "docsite", "proofs", "benchmarks")
 _POLL_S = 0.02
@@ -109,7 +118,7 @@ class House:
         if os.WIFSIGNALED(status):
             return (Outcome.ENDLESS if os.WTERMSIG(status) == signal.SIGXCPU else Outcome.KILLED), failed
         outcome = _BY_STATUS.get(os.WEXITSTATUS(status), Outcome.KILLED)
-        is_told = outcome is Outcome.BROKEN and failed.startswith("ERROR")  # a module that can't be imported any more
+        is_told = outcome is Outcome.BROKEN and "\nERROR " in said  # a module that can't be imported any more
         return Outcome.KILLED if is_told else outcome, failed[:200]
 
 
@@ -123,6 +132,8 @@ def preload() -> None:
             importlib.import_module(name)
     for name in [each for each in sys.modules if each.split(".")[0] in _OWN and not each.startswith("tests.mutants")]:
         del sys.modules[name]
+    gc.collect()
+    gc.freeze()  # or each fork's first collection would copy all that is preloaded
 
 
 def _become_pytest(tree: Path, output: Path, tests: Sequence[str], cpu_s: int) -> None:

@@ -6,8 +6,9 @@ lines and what runs for type checkers alone are left as they are.
 """
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -42,6 +43,7 @@ class Mutant:
 
     lines: the first and the last of the statement that has it, without what stands in its blocks; from 1.
     start, end: the characters that `after` replaces.
+    nth: which of the function's mutants with the same texts; from 1.
     """
 
     path: str
@@ -51,11 +53,13 @@ class Mutant:
     after: str
     start: int
     end: int
+    nth: int = 1
 
     @property
     def name(self) -> str:
         """What it is called in lists, whatever lines are added before it."""
-        return f"{self.path} {self.function}: {self.before} -> {self.after}"
+        which = f" ({self.nth})" if self.nth > 1 else ""
+        return f"{self.path} {self.function}: {self.before} -> {self.after}{which}"
 
     def applied(self, source: str) -> str:
         """The module with the change."""
@@ -64,7 +68,12 @@ class Mutant:
 
 def mutants(path: str, source: str) -> list[Mutant]:
     """All mutants of a module, by their places."""
-    return sorted(set(_Finder(path, source).found()), key=lambda each: (each.start, each.end, each.after))
+    found = sorted(set(_Finder(path, source).found()), key=lambda each: (each.start, each.end, each.after))
+    seen: Counter[str] = Counter()
+    for n, each in enumerate(found):
+        seen[each.name] += 1
+        found[n] = replace(each, nth=seen[each.name])
+    return found
 
 
 def is_python(mutant: Mutant, source: str) -> bool:

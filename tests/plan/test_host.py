@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 
 from hotspan.l2.open import parse_store_url
-from hotspan.plan.host import Answerer, find_daemon
+from hotspan.plan import host as of_host
+from hotspan.plan.disk import DiskProbe
+from hotspan.plan.host import Answerer, Daemon, Host, find_daemon, usual_directories
+from hotspan.plan.mounts import Medium
 
 from ..daemon.rig import PATIENCE_S, DaemonProcess
 
@@ -125,3 +128,24 @@ def test_one_that_never_answers_costs_its_time_limit(nothing: Path, monkeypatch:
 def test_an_address_of_version_six_keeps_its_brackets(nothing: Path) -> None:
     """The address is one that a url can have."""
     assert find_daemon("::1", 1, segment=nothing).address == "[::1]:1"
+
+
+@pytest.mark.parametrize("asked", [{}, {"is_measured": True}, {"is_measured": False}])
+def test_disks_are_measured_unless_they_are_not_to_be(asked: dict[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the directories that are named, and where none are named, of those where one usually is."""
+    probed = []
+
+    def probe(place: Path, *, is_measured: bool) -> DiskProbe:
+        probed.append((place, is_measured))
+        return DiskProbe(place, "ext4", Medium.NVME, 0, 0)
+
+    monkeypatch.setattr(of_host, "probe_disk", probe)
+    monkeypatch.setattr(of_host, "find_daemon", lambda *_: Daemon(Answerer.NOBODY, "", None))
+    is_measured = asked.get("is_measured", True)
+    Host.probe({}, [Path("/a"), Path("/b")], **asked)
+    assert probed == [(Path("/a"), is_measured), (Path("/b"), is_measured)]
+    probed.clear()
+    Host.probe({}, (), **asked)
+    assert not probed
+    Host.probe({}, None, **asked)
+    assert [place for place, _ in probed] == [*usual_directories({})]

@@ -134,6 +134,19 @@ def test_an_overlay_is_what_its_upper_layer_lies_on(tmp_path: Path) -> None:
     assert medium_of(hidden, shared, tmp_path) is Medium.OVERLAY
 
 
+def test_mounts_that_lie_on_each_other_are_unknown(tmp_path: Path) -> None:
+    """A loop device on a file of an overlay whose upper layer is that device: the search ends, wherever it begins."""
+    disk(tmp_path, "7:0", "loop0")
+    (tmp_path / "sys/devices/loop0/loop").mkdir()
+    (tmp_path / "sys/devices/loop0/loop/backing_file").write_text(f"{tmp_path}/over/file\n")
+    (tmp_path / "upper").mkdir()
+    around = [
+        Mount("7:0", "/", str(tmp_path / "upper"), "ext4", "/dev/loop0", ()),
+        Mount("0:60", "/", str(tmp_path / "over"), "overlay", "overlay", ("rw", f"upperdir={tmp_path}/upper")),
+    ]
+    assert {medium_of(mount, around, tmp_path) for mount in around} <= {Medium.UNKNOWN, Medium.OVERLAY}
+
+
 def test_what_is_not_known_is_said_to_be_unknown(tmp_path: Path) -> None:
     """A device that /sys does not show, or says nothing of, is unknown."""
     assert medium_of(on("0:77", "zfs", "pool/data"), [], tmp_path) is Medium.UNKNOWN

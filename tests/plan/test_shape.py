@@ -86,6 +86,14 @@ def test_layers_that_reuse_anothers_kv_keep_none() -> None:
     assert kinds(ModelShape.from_config(config)) == {(WINDOW, 4096): 11, (FULL, None): 11}
 
 
+def test_a_count_of_shared_heads_that_is_switched_off_does_not_count() -> None:
+    """ChatGLM's configs give multi_query_group_num also where multi_query_attention is false: each head has its own."""
+    config = {name: value for name, value in models.QWEN_7B.items() if name != "num_key_value_heads"}
+    config |= {"multi_query_group_num": 2, "multi_query_attention": False}
+    assert ModelShape.from_config(config).kv_bytes_per_token == 28 * 2 * 28 * 128 * 2
+    assert ModelShape.from_config(config | {"multi_query_attention": True}).kv_bytes_per_token == 28 * 2 * 2 * 128 * 2
+
+
 @pytest.mark.parametrize(("ranks", "factor"), [(1, 1), (2, 1), (4, 1), (8, 2), (16, 4)])
 def test_ranks_split_heads_and_then_copy_them(ranks: int, factor: int) -> None:
     """Four KV heads over more than four ranks are there more than once, and take as much more."""
@@ -112,6 +120,8 @@ def test_copies_of_heads_are_stored_each() -> None:
     [
         ({}, {"kv_dtype": "fp8"}, 0.5),
         ({}, {"kv_dtype": "fp8_e5m2"}, 0.5),
+        ({}, {"kv_dtype": "fp8_e4m3"}, 0.5),
+        ({}, {"kv_dtype": "fp8_inc"}, 0.5),
         ({}, {"dtype": "float32"}, 2),
         ({}, {"dtype": "float32", "kv_dtype": "bfloat16"}, 1),
         ({"torch_dtype": "float32"}, {}, 1),  # the engine's "auto" computes float32 models in 16 bits

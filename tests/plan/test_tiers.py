@@ -98,6 +98,12 @@ def test_a_cpu_engine_has_its_weights_and_pool_in_the_same_memory() -> None:
     assert given.ram_bytes == pytest.approx((left - 30) * GIB, abs=MIB)
 
 
+def test_weights_that_are_larger_than_the_memory_leave_nothing() -> None:
+    """Neither for the pool nor for a tier, and not less than nothing."""
+    plan = choose_tiers(machine(8), QWEN, is_cpu_engine=True, weights_bytes=15 * GIB)
+    assert not plan.engine_pool_bytes and plan.ram_bytes == 0
+
+
 def test_a_cpu_engines_pool_holds_one_text_of_full_length_first() -> None:
     """An engine whose pool is smaller than its longest text does not start: the tier gets less instead."""
     config = models.LLAMA_70B | {"num_hidden_layers": 16}  # 64 KiB a token, 131,072 tokens: 8 GiB

@@ -53,6 +53,15 @@ def test_a_shared_system_prompt_does_not_go_to_one_replica() -> None:
         assert len(count) == 4
 
 
+def test_one_that_is_added_counts_as_fast_as_the_others_are_known_to_be() -> None:
+    """At once, and not only after the next answer: else it would get everything, or nothing, until then."""
+    router = fleet(["a"])
+    router.tell("a", Speeds(tokens_per_s=4000))
+    router.add("b", speeds=Speeds(tokens_per_s=1000))
+    assert router.replicas["b"].load.tokens_per_s == pytest.approx(4000)
+    assert router.replicas["a"].load.pace == router.replicas["b"].load.pace
+
+
 def test_no_herd_before_the_first_answer() -> None:
     """Requests that come at once spread, although nobody has answered and no clock has moved."""
     router = fleet()

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from hotspan.core.errors import ConfigError
 from hotspan.core.types import MIB
-from hotspan.router.index import ASSUMED, LEAST_BYTES, SHARED, PrefixIndex
+from hotspan.router.index import _MASK_BYTES, ASSUMED, LEAST_BYTES, SHARED, PrefixIndex, _max_entries
 from hotspan.router.types import Held, Medium
 
 REPLICAS = range(5)
@@ -255,3 +255,17 @@ def test_check_finds(broken: Callable[[PrefixIndex], object]) -> None:
     broken(index)
     with pytest.raises(AssertionError):
         index.check()
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(LEAST_BYTES, 4 * LEAST_BYTES))
+def test_pieces_and_masks_share_the_cap(cap_bytes: int) -> None:
+    """However many combinations of replicas there are, a quarter of the cap is theirs, and the rest the pieces'."""
+    index = PrefixIndex(cap_bytes)
+    for n in range(1, index._max_masks):
+        for replica in range(n.bit_length()):
+            if n >> replica & 1:
+                index.add(replica, Medium.GPU, [n])
+    index.add(0, Medium.GPU, range(1 << 30, (1 << 30) + index.max_pieces))
+    assert len(index) == index.max_pieces <= _max_entries(cap_bytes - index._max_masks * _MASK_BYTES)
+    index.check()

@@ -201,3 +201,17 @@ def test_lists_that_fail(answers: list[Listed], expected: tuple[int, bytes | Non
     assert (found and found.status) == (expected and expected[0])
     if found is not None and expected is not None and expected[1] is not None:
         assert found.body == expected[1]
+
+
+async def test_names_that_clients_make_up_have_them_asked_once_a_second_at_most() -> None:
+    """However many there are: a name is looked for again as soon as a second has passed since the last answers."""
+    upstream, clock = Answers(one=["a"], two=["a"]), SimulatedClock()
+    models = ServedModels(upstream.lists, upstream, clock)  # type: ignore[arg-type]
+    await models.ask()
+    for passed_s, is_wanted in ((0.0, False), (0.99, False), (0.01, True)):
+        clock.advance(passed_s)
+        models.serving([f"nosuch-{passed_s}"])
+        assert models._is_wanted.is_set() is is_wanted
+    await models.ask()
+    models.serving(["a"])
+    assert not models._is_wanted.is_set() and upstream.asked == 4

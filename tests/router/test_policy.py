@@ -97,6 +97,7 @@ def test_near_equals_are_drawn() -> None:
     assert set(count) == {"r0", "r1", "r2"}
     assert min(count.values()) > 130
     assert auto(*views).near == 3
+    assert {auto(view("a"), view("b"), seed=seed).name for seed in range(20)} == {"a", "b"}
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.floats(0, 100), st.integers(0, 50)), min_size=1, max_size=8))
@@ -160,3 +161,5 @@ def test_bad_input() -> None:
     for weights in ({"affinity": 2.0}, {"others": -1.0}, {"decode": -1.0}, {"threshold": 0}):
         with pytest.raises(ConfigError, match="can't be"):
             Weights(**weights)
+    Weights(affinity=0, others=0, decode=0, threshold=1)
+    Weights(affinity=1)

@@ -133,9 +133,10 @@ def test_what_a_prompt_gets_in_front_is_known() -> None:
     assert table.spell("<s>the fox<|user|>\n fox", is_whole=False) == b"<s> the fox<|user|> fox"
 
 
-def test_tokens_that_are_not_known_have_no_bytes() -> None:
+@pytest.mark.parametrize("make", [llama, lambda: unigram("first")], ids=["llama", "unigram"])
+def test_tokens_that_are_not_known_have_no_bytes(make: Callable[[], Tokenizer]) -> None:
     """An id beyond the vocabulary, or the token for unknown text, makes the whole unknown."""
-    _, table = made("llama")
+    table = TokenTable(make())
     assert table.join([len(table)]) is None
     assert table.join([0]) is None
     assert table.join([]) == b""

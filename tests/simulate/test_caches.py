@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotspan.simulate.caches import EVICTIONS, Lru, make_cache
+from hotspan.simulate.caches import EVICTIONS, Lru, TierCache, make_cache
+from hotspan.tiers.eviction import LeafArc
 
 # A prompt is a path in a tree: a block's key is the path to it.
 prompts = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=5), min_size=1, max_size=40).map(
@@ -49,3 +50,19 @@ def test_what_a_tier_was_not_asked_for_was_not_used() -> None:
     cache.use([1], range(1, 1))
     assert cache.use([4], range(0)).went == [1]
     assert cache.use([5, 51], range(0)) == (([5, 51]), [3, 4])
+
+
+def test_what_may_come_is_asked_with_its_parent() -> None:
+    """Each block of a prompt that needs another's room is judged as the one behind the block before it."""
+    asked: list[tuple[int, int | None]] = []
+
+    class Watching(TierCache):
+        def may_come(self, key: int, parent: int | None, victim: int) -> bool:
+            asked.append((key, parent))
+            return True
+
+    cache = Watching(3, LeafArc(3))
+    cache.use([1, 11, 111])
+    assert not asked
+    cache.use([2, 21, 211])
+    assert asked == [(2, None), (21, 2), (211, 21)]

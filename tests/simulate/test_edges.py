@@ -1,7 +1,9 @@
 """Edges of the simulator that no other test of this package stands on (`make mutants` found them)."""
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -11,6 +13,7 @@ from hotspan.core.recorded import RecordedServer
 from hotspan.core.types import GIB
 from hotspan.simulate.caches import Pool
 from hotspan.simulate.recorded import _sizes
+from hotspan.simulate.report import _cards
 from hotspan.simulate.shapes import sources
 
 
@@ -55,3 +58,22 @@ def test_a_report_of_one_size_and_one_strategy(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*words, "--report", str(tmp_path / "r.html")])
     assert done.exit_code == 0, done.output
     assert "auto" in (tmp_path / "r.html").read_text()
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a comparison whose figures are all the same."""
+
+    policy: str
+    seconds: float
+
+    def ttft_s(self, figure: str) -> float:
+        return self.seconds
+
+
+def test_a_card_has_what_auto_gains_over_the_next_best() -> None:
+    """By how much it is faster; nothing where it, or all others, are not compared."""
+    lines: list[Any] = [Line("roundrobin", 9.0), Line("auto", 2.0), Line("session", 3.0), Line("auto-no-events", 1.0)]
+    assert [card.figure for card in _cards("made", lines)] == ["1.50x", "1.50x"]
+    assert all("2.00 s, against 3.00 s of session" in card.detail for card in _cards("made", lines))
+    assert _cards("made", lines[:1]) == _cards("made", lines[1:2]) == []

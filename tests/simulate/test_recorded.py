@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from hotspan.cli.main import app
 from hotspan.core.errors import ConfigError
 from hotspan.core.recorded import RecordedServer, described
-from hotspan.core.trace import read
+from hotspan.core.trace import Request, read
 from hotspan.core.types import GIB
-from hotspan.simulate.recorded import Recorded, fitted
+from hotspan.simulate.recorded import Recorded, _answers, _prompts, fitted
 
 BLOCK, TOKEN_BYTES = 256, 20_000
 SERVER: dict[str, Any] = {
@@ -178,3 +178,19 @@ def test_a_server_is_described(tmp_path: Path) -> None:
     line = "recorded from small: a pool of 2,048 tokens, ram 2.00 GiB, chunks of 256 tokens in 2 blocks"
     assert done.exit_code == 0 and line in done.output
     assert described(RecordedServer()) == "an engine"
+
+
+def test_a_request_that_tells_no_hits_had_none() -> None:
+    """All of its prompt was computed; one that tells more than its prompt had found all of it."""
+    alone = Request(1.0, 100, 1, (), ttft_s=0.5)
+    assert _prompts([alone]) == ([[1.0, 100.0, 5000.0, 0.0]], [0.5])
+    assert _prompts([alone._replace(cached_tokens=40)]) == ([[1.0, 60.0, 4200.0, 40.0]], [0.5])
+    assert _prompts([alone._replace(cached_tokens=400)]) == ([[1.0, 0.0, 0.0, 100.0]], [0.5])
+
+
+def test_a_step_is_that_of_the_quarter_that_shared_theirs_least() -> None:
+    """Of 20 answers the sixth quickest: five shared their steps with nobody. Answers of one token have no steps."""
+    one = Request(1.0, 100, 1, (), ttft_s=0.5, took_s=0.9)
+    answers = [one._replace(answer_tokens=11, took_s=0.5 + n / 10) for n in range(20, 0, -1)]
+    assert _answers([one, *answers]) == {"decode_step_s": pytest.approx(6 / 100)}
+    assert _answers([one, one._replace(answer_tokens=11, took_s=0.5)]) == {}

@@ -1,5 +1,6 @@
 """What a simulated replica takes, by its costs."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,9 @@ import pytest
 from hotspan.core.errors import ConfigError
 from hotspan.core.trace import Request, Trace
 from hotspan.router.types import Medium
+from hotspan.simulate.caches import Change, Lru, Pool
 from hotspan.simulate.costs import Costs, Setup, Sizes
+from hotspan.simulate.replica import Job, SimulatedReplica
 from hotspan.simulate.simulation import Outcome, Simulation
 from tests.simulate.rig import RATE, row, setup, workload
 
@@ -79,6 +82,43 @@ def test_a_short_prompt_is_one_step_of_who_decodes() -> None:
     costs = Costs(prefill_tokens_per_s=RATE, step_s=0.01, request_step_s=0.0, step_tokens=2048)
     outcome = replay(setup(costs=costs), row(0, [1], answer_tokens=101), row(1, range(10, 12)))
     assert outcome.tpot_s[0] == pytest.approx((2 * BLOCK_S + 99 * 0.01) / 100, rel=1e-3)
+
+
+def test_the_next_event_is_when_the_prompt_is_done() -> None:
+    """Beside a request that decodes, a step of two tokens computes one: twice as long, and nothing happens before."""
+    costs = Costs(prefill_tokens_per_s=RATE, step_tokens=2)
+    firsts: list[int] = []
+    replica = SimulatedReplica(
+        *(0, costs, Pool(10**6, 512, 512), {}, 512),
+        *(lambda job, now_s: firsts.append(job.index), lambda job, now_s: None),
+    )
+    replica.arrive(Job(0, row(0.0, [1], answer_tokens=10_000), 0.0), 0.0)
+    assert replica.next_s() == pytest.approx(BLOCK_S)
+    replica.advance(replica.next_s())
+    replica.arrive(Job(1, row(BLOCK_S, [2]), BLOCK_S), BLOCK_S)
+    assert firsts == [0] and replica.next_s() == pytest.approx(3 * BLOCK_S)
+    replica.advance(replica.next_s())
+    assert firsts == [0, 1]
+
+
+def test_a_tier_is_used_for_what_the_pool_lost_alone() -> None:
+    """What was loaded counts as used there: what comes behind the blocks that the pool still has, and nothing else."""
+    used: list[range | None] = []
+
+    class Watched(Lru):
+        def use(self, keys: Sequence[int], loaded: range | None = None) -> Change:
+            used.append(loaded)
+            return super().use(keys, loaded)
+
+    replica = SimulatedReplica(
+        *(0, Costs(prefill_tokens_per_s=RATE), Pool(8 * 512, 512, 512), {Medium.RAM: Watched(100)}, 512),
+        *(lambda job, now_s: None, lambda job, now_s: None),
+    )
+    for n, keys in enumerate((range(1, 7), range(11, 17), range(1, 7))):
+        replica.arrive(Job(n, row(replica.at_s, keys, more=10), replica.at_s), replica.at_s)
+        while replica.requests:
+            replica.advance(replica.next_s())
+    assert used == [range(0), range(0), range(1, 6)]
 
 
 def test_running_requests_slow_each_other() -> None:

@@ -27,7 +27,7 @@ from hotspan.simulate.routers import (
     told_speeds,
 )
 from hotspan.simulate.shapes import SHAPES
-from hotspan.simulate.simulation import Outcome, Simulation
+from hotspan.simulate.simulation import _SAMPLES, Outcome, Simulation
 from tests.simulate.rig import row, setup, workload
 
 ENDLESS = Sizes(gpu_tokens=10**9)
@@ -85,6 +85,14 @@ def test_a_rate_is_told_only_once_it_was_measured() -> None:
     simulation._router = FleetRouter(fleet, 1, 512, is_told=True, speeds=told_speeds(Costs(), Sizes()))
     simulation.run(workload(*(row(float(at), keys=[at]) for at in range(40))))
     assert told and min(told) == TOLD_EVERY_S and told[1] == 2 * TOLD_EVERY_S
+
+
+def test_the_load_is_looked_at_with_each_request_of_a_short_trace() -> None:
+    """A long one has a bounded number of looks."""
+    short = workload(*(row(float(at), keys=[at]) for at in range(9)))
+    assert [each.at_s for each in Simulation(setup(2), Strategy.AUTO).run(short).load] == [*map(float, range(9))]
+    long = workload(*(row(float(at), keys=[at]) for at in range(2 * _SAMPLES)))
+    assert len(Simulation(setup(2), Strategy.AUTO).run(long).load) == _SAMPLES
 
 
 rows = st.lists(

@@ -22,9 +22,18 @@ CUT_S = 3
 """Of the time to drain: for the errors of those that did not end, and for their connections."""
 
 
-def uvicorn_config(app: Any, limits: HttpLimits, **options: Any) -> uvicorn.Config:
+class _Unlogged(uvicorn.Config):
+    """Leaves the loggers of uvicorn as they are: those of the program, which may serve an application by it as well."""
+
+    def configure_logging(self) -> None:
+        pass
+
+
+def uvicorn_config(
+    app: Any, limits: HttpLimits, kind: type[uvicorn.Config] = uvicorn.Config, **options: Any
+) -> uvicorn.Config:
     """How uvicorn serves an app within limits. options: further ones of uvicorn's."""
-    return uvicorn.Config(
+    return kind(
         app,
         http=connection_class(limits),
         proxy_headers=False,
@@ -36,13 +45,16 @@ def uvicorn_config(app: Any, limits: HttpLimits, **options: Any) -> uvicorn.Conf
 
 async def listen(app: Any, limits: HttpLimits, listener: socket.socket, state: ServerState) -> asyncio.Server:
     """Serve an app in a program with a life of its own. state: where its connections and tasks are."""
-    quiet: dict[str, Any] = {"lifespan": "off", "ws": "none", "log_config": None, "log_level": "error"}
-    config = uvicorn_config(app, limits, interface="asgi3", access_log=False, **quiet)
+    config = uvicorn_config(app, limits, _Unlogged, interface="asgi3", lifespan="off", ws="none")
     config.load()
     connection: Any = config.http_protocol_class
-    return await asyncio.get_running_loop().create_server(
-        lambda: connection(config=config, server_state=state, app_state={}), sock=listener, backlog=BACKLOG
-    )
+
+    def connected() -> asyncio.Protocol:
+        made = connection(config=config, server_state=state, app_state={})
+        made.access_log = False
+        return made  # type: ignore[no-any-return]
+
+    return await asyncio.get_running_loop().create_server(connected, sock=listener, backlog=BACKLOG)
 
 
 class Drainable(Protocol):

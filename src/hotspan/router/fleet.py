@@ -80,7 +80,7 @@ class Ticket:
     ) -> None:
         self.decision = decision
         self.sent_s = fleet.clock.monotonic()
-        tokens = max(ask.tokens - decision.cached_tokens - decision.blended_tokens, 0)
+        tokens = ask.tokens - decision.cached_tokens - decision.blended_tokens
         self.work_s = replica.load.reserve(number, tokens, decision.load_s, self.sent_s)
         self._fleet = fleet
         self._replica = replica

@@ -172,6 +172,8 @@ class PrefixIndex:
                 raise AssertionError(f"two places have the bit {bit:#x}")
             live |= bit
         gone = sum(self._dead) | sum(self._sweeping)
+        if (live | gone | sum(self._free)).bit_length() != self._bits:
+            raise AssertionError("a mask is longer than its bits")
         if live != self._live or live & gone or any(bit & (live | gone) for bit in self._free):
             raise AssertionError("a bit is in two states")
         if any(not mask & ~_ASKED or mask & ~(live | gone) for mask in self._pieces.values()):

@@ -49,7 +49,7 @@ class Outcome:
     busy_s: list[float]
     load: list[Load]
     span_s: float
-    blended: int = 0
+    blended: int
 
     @property
     def hit_rate(self) -> float:

@@ -1,6 +1,7 @@
 """`hotspan deploy ray` as far as it goes without a cluster."""
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
+from hotspan.cli.deploy import RayOptions
 from hotspan.cli.main import app
+from hotspan.config.options import options_of
 from hotspan.core.errors import ConfigError
 
 pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'hotspan[ray]'")
@@ -16,8 +19,10 @@ pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install
 from ray.serve.schema import ServeDeploySchema
 
 from hotspan.router.ray.application import application, build
-from hotspan.router.ray.plan import Plan, checked_words
+from hotspan.router.ray.plan import Launch, Plan, checked_words
 from hotspan.router.ray.scaling import QueueSeconds
+
+PAGE = Path(__file__).parents[3] / "docs/ray.md"
 
 
 def deploy(*words: str) -> Result:
@@ -110,3 +115,13 @@ def test_unknown_arguments_are_named() -> None:
     """A config file with an argument that there is not is refused by name."""
     with pytest.raises(ConfigError, match="replica_count"):
         build({"words": ["m"], "replica_count": 2})
+
+
+def test_defaults_are_those_of_the_page() -> None:
+    """docs/ray.md has the default of each option in its table."""
+    rows = re.findall(r"^\| `--([a-z-]+)[^`]*` \| (\S*) ?\| ", PAGE.read_text(), re.MULTILINE)
+    options = [each for part in (RayOptions, Plan, Launch) for each in options_of(part)]
+    defaults = {each.name.replace("_", "-"): each.shown or each.default for each in options}
+    assert {"port", "replicas", "name"} <= {name for name, _ in rows}
+    for name, default in rows:
+        assert not default or str(defaults[name]).removesuffix(".0") == default, name

@@ -30,6 +30,7 @@ class Behind:
     def __init__(self) -> None:
         self.got: list[tuple[str, dict[str, str], bytes]] = []
         self.go_on = asyncio.Event()
+        self.is_cut_off = asyncio.Event()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.got.append((request.path_qs, dict(request.headers), await request.read()))
@@ -44,7 +45,11 @@ class Behind:
             assert request.transport is not None
             request.transport.abort()
             return response
-        await self.go_on.wait()
+        try:
+            await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.is_cut_off.set()
+            raise
         await response.write(b"data: [DONE]\n\n")
         return response
 
@@ -60,7 +65,7 @@ async def relay(behind: Behind) -> AsyncIterator[Relay]:
 
     server = web.Application()
     server.router.add_route("*", "/{path:.*}", behind.answer)
-    runner = web.AppRunner(server, shutdown_timeout=0.1)
+    runner = web.AppRunner(server, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
@@ -198,6 +203,7 @@ async def test_a_client_that_hangs_up(relay: Relay, behind: Behind, heard: tuple
     await client.sent.get()
     client.gone.set()
     await asyncio.wait_for(task, 60)
+    await asyncio.wait_for(behind.is_cut_off.wait(), 60)
     await until_async(lambda: protocol.reports[-1:] == [Report(7, Kind.FAILED, "me")])
 
 

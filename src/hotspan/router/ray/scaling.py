@@ -66,6 +66,5 @@ class QueueSeconds:
         if needed > count:
             return needed
         # Only so many fewer that those left would not be above the target at once.
-        if total_s < _CALM * self._target_s * count:
-            return max(math.ceil(total_s / (_CALM * self._target_s)), 1) if total_s else max(count - 1, 1)
-        return count
+        fewer = math.ceil(total_s / (_CALM * self._target_s)) if total_s else count - 1
+        return min(max(fewer, 1), count)
