@@ -137,9 +137,11 @@ streams: .venv-peers/.lmcache-$(LMCACHE)  ## The requests of hotspan's bench bes
 arrivals: develop  ## How close to its due time the bench sends a request, at 50 per second (about 2 minutes; wants a quiet machine)
 	@$(BIN)/python -m benchmarks.arrivals --output benchmarks/results/arrivals.json
 
-.PHONY: simulated clean-demo paths
+.PHONY: simulated recorded clean-demo paths
 simulated: install  ## The simulator beside a real server, on the same requests (about 25 minutes; wants a quiet machine)
 	@$(BIN)/python -m benchmarks.simulated --requests 120 --output benchmarks/results/simulated.json
+recorded: develop real-model  ## A recorded server of a trained model beside its simulation without a flag (about 12 minutes; wants a quiet machine)
+	@$(BIN)/python -m benchmarks.recorded --output benchmarks/results/recorded.json
 clean-demo: develop  ## How long `make demo` takes from a clone with an empty home, the install included (about 8 minutes)
 	@$(BIN)/python -m benchmarks.clean_demo --output benchmarks/results/clean-demo.json
 paths: develop helm  ## Minutes until the first hit on the path of each kind of user (about 15 minutes)
