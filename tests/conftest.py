@@ -26,9 +26,11 @@ from tests.leftovers import (  # noqa: F401
     pytest_testnodedown,
     pytest_unconfigure,
 )
+from tests.tls import share_tls_context
 
 prepare_environment()  # before any module of tests imports torch
 inspect_in_process()
+share_tls_context()
 
 # The same examples in every run; others with --hypothesis-profile=random. Neither an example nor its drawing has a time
 # limit: on a busy machine both take as long as they take.
