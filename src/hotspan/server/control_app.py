@@ -1,11 +1,12 @@
 """hotspan's routes in an engine core's process, for the administrator: who has its socket, or the admin token."""
 
 import asyncio
+import contextlib
 import http.client
 import json
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,10 +103,8 @@ class CoreEngine:
         records. The last answer says what the engine is. Raises: HttpError 503 if a core did not answer.
         """
         asked = {"do": "trace", "recording": recording, "block_tokens": block_tokens, "is_last": is_last}
-        try:
+        with _answering():
             answers = await self.administer(asked, _TRACE_S)
-        except (EngineError, TimeoutError) as error:
-            raise HttpError(503, str(error) or "the engine gave no answer in time") from error
         if not all(answers):
             return None
         rows = sorted((row for answer in answers for row in answer["rows"]), key=itemgetter("timestamp"))
@@ -144,10 +143,8 @@ def app_of(engine: CoreEngine, cache: CacheSettings) -> ASGIApp:
     @own.post(_COMMAND)
     async def command(request: Request) -> Json:
         asked = await request.json()  # of another core of this engine (_passed_on)
-        try:
+        with _answering():
             return await engine.do(asked["command"], asked["timeout_s"])
-        except (EngineError, TimeoutError) as error:
-            raise HttpError(503, str(error) or "the engine gave no answer in time") from error
 
     app.include_router(own)
     app.add_exception_handler(RequestValidationError, _misread)
@@ -158,6 +155,15 @@ def app_of(engine: CoreEngine, cache: CacheSettings) -> ASGIApp:
             await app(scope, receive, send)
 
     return administered
+
+
+@contextlib.contextmanager
+def _answering() -> Iterator[None]:
+    """A block that asks the engine. Raises: HttpError 503 if it fails, or gives no answer in time."""
+    try:
+        yield
+    except (EngineError, TimeoutError) as error:
+        raise HttpError(503, str(error) or "the engine gave no answer in time") from error
 
 
 async def _misread(request: Request, error: Exception) -> Response:
