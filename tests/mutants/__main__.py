@@ -132,7 +132,11 @@ def tried(house: House, mutant: Mutant, known: list[Ran]) -> dict[str, Any]:
     for tests in filter(None, (quick, others)):
         if outcome is Outcome.SURVIVED:
             seconds = sum(each.seconds for each in tests)
-            outcome, by = house.trial(mutant, [each.test for each in tests], 20 + 3 * seconds, 240 + 10 * seconds)
+            names = [each.test for each in tests]
+            outcome, by = house.trial(mutant, names, 20 + 3 * seconds, 240 + 10 * seconds)
+            if outcome is Outcome.BROKEN:  # it has changed the tests' parameters, which are in their names
+                files = sorted({name.partition("::")[0] for name in names})
+                outcome, by = house.trial(mutant, files, 60 + 3 * seconds, 240 + 10 * seconds)
     return row | {"outcome": outcome.value, "by": by}
 
 
