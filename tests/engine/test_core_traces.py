@@ -29,6 +29,16 @@ def engine(running: Core) -> Iterator[Core]:
     assert not running.administrator._traces._open
 
 
+def preempted(engine: Core, prompt: list[int], **directives: Any) -> None:
+    """Ask, and preempt it on its way; its blocks stay in the engine's own cache."""
+    asked = engine.start("preempted", prompt, 8, **directives)
+    engine.until(lambda: asked.num_output_tokens > 2, engine.step)
+    engine.scheduler.running.remove(asked)
+    engine.scheduler._preempt_request(asked, 0.0)
+    engine.finish()
+    assert asked.num_preemptions == 1
+
+
 def fetch(engine: Core, *, is_last: bool = False, name: str = RECORDING) -> dict[str, Any]:
     return engine.administer(do="trace", recording=name, block_tokens=BLOCK, is_last=is_last)
 
@@ -51,6 +61,15 @@ def test_rows_are_those_that_hotspan_s_server_has(engine: Core) -> None:
         assert 0 <= row["ttft_ms"] <= row["duration_ms"] and row["timestamp"] >= 0
         assert row["finish_reason"] == "length"
     assert fetch(engine)["rows"] == []
+
+
+def test_a_preempted_request_s_own_blocks_are_not_cached_ones(engine: Core) -> None:
+    """Its row has what was cached when it came, though it finds its own blocks when it goes on."""
+    prompt = engine.text(7, LENGTH)
+    fetch(engine)
+    preempted(engine, prompt)
+    (row,) = fetch(engine)["rows"]
+    assert row["cached_length"] == 0 and row["output_length"] == 8
 
 
 def test_a_session_s_requests_have_its_key(engine: Core) -> None:

@@ -293,6 +293,18 @@ def test_rules_of_retention_hold_for_every_request(engine: Core, later: Callable
     assert engine.ask(secret, 1) == 0
 
 
+def test_what_was_preempted_and_is_not_to_be_stored_is_nowhere(engine: Core) -> None:
+    """Blocks that a request finds again after it was preempted are its own: they leave with it."""
+    prompt = engine.text(19, LENGTH)
+    asked = engine.start("preempted", prompt, 8, no_store=True)
+    engine.until(lambda: asked.num_output_tokens > 2, engine.step)
+    engine.scheduler.running.remove(asked)
+    engine.scheduler._preempt_request(asked, 0.0)
+    engine.finish()
+    assert asked.num_preemptions == 1
+    assert engine.ask(prompt) == 0
+
+
 def test_what_may_not_be_stored_is_nowhere(engine: Core) -> None:
     """no_store leaves nothing on any tier, and may still use what others stored."""
     prompt = engine.text(130, LENGTH)

@@ -52,7 +52,7 @@ OUTSIDE = {
     "prepare_load": "_slots has a net: a load that can not be prepared has failed, and vLLM computes it",
     "explain_requests": "at the start",
     "end_allocation": "of the connector's update_state_after_alloc: complete_load and leave_out have nets",
-    "kept_tokens": "a figure",
+    "engine_tokens": "a figure",
     "reset_cache": "a reset that did not happen must not be taken for one",
     "leave_out": "is what the net calls, within a net",
     "group_count": "a figure of the start",

@@ -330,7 +330,7 @@ class HotspanConnector(OffloadingConnector):
             self._lost.requests.add(request.request_id)
         if is_inline or ENGINE < (0, 32):
             groups, size = blocks.get_block_ids(), self._vllm_config.cache_config.block_size
-            kept = self.manager.kept_tokens(request.request_id) // size if len(groups) == 1 else 0
+            kept = self.manager.engine_tokens(request.request_id) // size if len(groups) == 1 else 0
             self._lost.blocks.update(block for group in groups for block in group[kept:] if block)
 
     def _blend(self, request: Request, blocks: KVCacheBlocks) -> bool:

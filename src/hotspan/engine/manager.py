@@ -133,7 +133,9 @@ class HotspanManager(StepWaits, OffloadingManager):
         record = self._records.get(request_id)
         if record is None:
             return False
-        record.kept_tokens = kept_tokens
+        record.engine_tokens = kept_tokens
+        if not record.is_begun:  # after it was preempted, its own blocks are among them
+            record.kept_tokens = kept_tokens
         if record.is_answered:  # and it is asked again: the engine had no room for it
             record.is_answered = False
             self.cache.reconsider(record)

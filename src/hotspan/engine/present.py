@@ -235,10 +235,10 @@ class PresentRequests:
     def _pace_prefetches(self) -> None:
         self.cache.prefetches.is_busy = len(self._records) > len(self._ended)
 
-    def kept_tokens(self, request_id: str) -> int:
+    def engine_tokens(self, request_id: str) -> int:
         """How many tokens of a request the engine's own cache had, when it looked last."""
         record = self._records.get(request_id)
-        return record.kept_tokens if record is not None else 0
+        return record.engine_tokens if record is not None else 0
 
     @netted(lambda: None)
     def note_report(self, report: Report) -> None:

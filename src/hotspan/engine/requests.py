@@ -68,10 +68,10 @@ class RequestRecord(Reader):
     may_store: False if nothing that it computes may be kept: it asked for that, or it was invalidated meanwhile.
     blend:       whether, or how, it asks for blending; None if it does not say.
     kept_tokens: tokens of its prompt that were cached when it came. loaded_tokens: those of them that were loaded.
+    engine_tokens: tokens that the engine's own cache had when it looked last; its own are among them if it had begun.
     is_begun:    it runs. is_answered: the engine knows what is cached, and has not begun with it.
     store_tries: how often its chunks found no room while others were copied.
-    published:   number of its chunks that were published to routers.
-    keys:        of its chunks so far.
+    published:   number of its chunks that were published to routers. keys: of its chunks so far.
     spans:       names of the complete spans of its text. spans_kept: how many of them the prefix cache may have.
     is_renamed:  it was invalidated while it ran, or while its text was held: its blocks have random names.
     held_since_s: since when its text is held, by the monotonic clock; None if that is not known.
@@ -91,6 +91,7 @@ class RequestRecord(Reader):
     may_store: bool = True
     blend: bool | BlendDirective | None = None
     kept_tokens: int = 0
+    engine_tokens: int = 0
     loaded_tokens: int = 0
     chunks: dict[OffloadKey, Chunk] = field(default_factory=dict)
     is_begun: bool = False
@@ -396,5 +397,4 @@ class Admission:
 def _session(directives: Directives) -> SessionId | None:
     if directives.session is None:
         return None
-    (session,) = tag_labels((), directives.session)
-    return SessionId(tenant_label(directives.tenant), session)
+    return SessionId(tenant_label(directives.tenant), *tag_labels((), directives.session))

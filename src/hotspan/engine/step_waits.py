@@ -45,7 +45,7 @@ class StepWaits(PresentRequests):
         request, tokens = record.request, record.ranked[0].tokens if record.groups else self.chunk_tokens
         waiting = self.cache.waiting
         return self.steps.text(
-            request.request_id, request.num_prompt_tokens, tokens, record.kept_tokens, waiting=waiting
+            request.request_id, request.num_prompt_tokens, tokens, record.engine_tokens, waiting=waiting
         )
 
     @netted(lambda: None)
