@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -107,3 +108,24 @@ def test_one_recording_at_a_time(engine: Core) -> None:
     engine.ask(engine.text(6, LENGTH))
     assert fetch(engine, name="another-recording")["rows"] == []
     fetch(engine, is_last=True, name="another-recording")
+
+
+def test_an_answer_that_a_stop_string_ended_is_no_abort(engine: Core) -> None:
+    """vLLM's server finds the string and withdraws the request: how it ended is not told. Nothing is hashed of a
+    request whose recording is over.
+    """
+    fetch(engine)
+    asked = engine.start("stopped", engine.text(8, LENGTH), 50)
+    assert asked.sampling_params is not None
+    asked.sampling_params.stop = ["x"]
+    engine.until(lambda: engine.answers.get("stopped"), engine.step)
+    engine.core.abort_requests(["stopped"])
+    engine.finish()
+    (row,) = fetch(engine)["rows"]
+    assert "finish_reason" not in row
+    late = engine.start("late", engine.text(9, LENGTH), 50)
+    engine.until(lambda: late.num_output_tokens, engine.step)
+    fetch(engine, is_last=True)
+    with patch("hotspan.engine.traces.block_keys", side_effect=AssertionError("hashed")):
+        engine.core.abort_requests(["late"])
+        engine.finish()

@@ -121,6 +121,24 @@ def test_a_tier_is_used_for_what_the_pool_lost_alone() -> None:
     assert used == [range(0), range(0), range(1, 6)]
 
 
+def test_a_step_gives_one_token_however_many_decode() -> None:
+    """A prompt that leaves room for those that decode is one step: each of them gets one token out of it."""
+    decoding = 384
+    costs = Costs(RATE, step_s=1e-6, request_step_s=0.0, step_tokens=512, max_running=512)
+    replica = SimulatedReplica(
+        *(0, costs, Pool(10**9, 512, 512), {}, 512), *(lambda job, now_s: None, lambda job, now_s: None)
+    )
+    for n in range(decoding):
+        replica.arrive(Job(n, Request(0.0, 1, 10**9, ()), 0.0), replica.at_s)
+        while len(replica._decoding) <= n:
+            replica.advance(replica.next_s())
+    steps, began_s = replica._steps, replica.at_s
+    replica.arrive(Job(decoding, Request(began_s, 128, 1, ()), began_s), began_s)
+    replica.advance(replica.next_s())
+    assert replica.at_s - began_s == pytest.approx(512 / RATE)
+    assert replica._steps - steps == pytest.approx(1, rel=1e-6)
+
+
 def test_running_requests_slow_each_other() -> None:
     """A step takes longer for each request that decodes beside it, until that has ended."""
     costs = Costs(prefill_tokens_per_s=1e9, step_s=0.02, request_step_s=0.01)

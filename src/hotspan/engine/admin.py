@@ -29,7 +29,7 @@ from hotspan.core.terms import DEFAULT_TENANT, Scope, adapter_label, tag_labels,
 from hotspan.core.types import Tier
 from hotspan.engine.adapters import registered_name
 from hotspan.engine.announcing import Announcer
-from hotspan.engine.answers import Answer, Refused, attempt, both_of, pass_on
+from hotspan.engine.answers import Answer, Refused, attempt, both_of, carry_out, pass_on
 from hotspan.engine.compat import CoreCalls
 from hotspan.engine.core_traces import CoreTraces
 from hotspan.engine.manager import HotspanManager
@@ -128,15 +128,7 @@ class Administrator:
     def ask(self, command: Mapping[str, Any]) -> "Future[Answer]":
         """From any thread: what `do` answers, which the scheduler's thread is to call soon."""
         answer: Future[Answer] = Future()
-
-        def asked() -> None:
-            said = self.do(command)
-            if isinstance(said, Future):
-                pass_on(said, answer)
-            else:
-                answer.set_result(said)
-
-        self._later(asked, answer)
+        self._later(lambda: carry_out(self.do, command, answer), answer)
         return answer
 
     @netted(lambda: None)

@@ -7,6 +7,9 @@ token is there when the next step begins. A request for `n` answers is `n` rows.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vllm.v1.engine import FinishReason
+from vllm.v1.request import Request
+
 from hotspan.core.clock import Clock
 from hotspan.engine.requests import RequestRecord
 from hotspan.engine.traces import Recording, Row, Traces
@@ -58,12 +61,21 @@ class CoreTraces(RequestWatcher):
         self._note_first(row, record)  # which may be its last
         found.running -= 1
         row.answer_tokens = request.num_output_tokens
+        if not row.answer_tokens or not self._traces.takes(found, request.num_prompt_tokens):
+            return
         row.cached_tokens = min(record.kept_tokens, request.num_prompt_tokens) if record.is_begun else 0
-        reason = request.get_finished_reason()
-        row.finish_reason = "" if reason is None else str(reason)
+        row.finish_reason = _finish_reason(request)
         self._traces.note_prompt(found, row, request)
         self._traces.end(found, row)
 
     def _note_first(self, row: Row, record: RequestRecord) -> None:
         if row.first_s is None and record.request.num_output_tokens:
             row.first_s = self._clock.monotonic()
+
+
+def _finish_reason(request: Request) -> str | None:
+    """How an answer ended; None if that can't be told: vLLM's server finds stop strings itself, and then aborts."""
+    reason, sampling = request.get_finished_reason(), request.sampling_params
+    if reason == FinishReason.ABORT and sampling is not None and sampling.stop:
+        return None
+    return "" if reason is None else str(reason)

@@ -194,11 +194,13 @@ class HotspanManager(StepWaits, OffloadingManager):
         if self.steps is not None:
             self.steps.forget(request.request_id)
         if (record := self._records.get(request.request_id)) is not None:
-            self._end(record)
-            if self.rhythm is not None and record.session is not None:
-                self.rhythm.end(record.session, in_order(record.all_chunks()))
-            for watcher in self.watchers:
-                watcher.retire(record)
+            try:
+                self._end(record)
+                if self.rhythm is not None and record.session is not None:
+                    self.rhythm.end(record.session, in_order(record.all_chunks()))
+            finally:
+                for watcher in self.watchers:
+                    watcher.retire(record)
 
     def end_allocation(self, request: Request | None = None) -> None:
         """vLLM has in its books what was prepared for a request; or else that request is given: its load is withdrawn.

@@ -15,6 +15,7 @@ Where the engine blends, rows name the sections between separators, too: by the 
 
 import time
 from array import array
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
@@ -54,7 +55,7 @@ class Row:
     first_s: float | None = None
     answer_tokens: int = 0
     cached_tokens: int = 0
-    finish_reason: str = ""
+    finish_reason: str | None = ""  # None where it can't be told
 
 
 _current: ContextVar[Row | None] = ContextVar("hotspan-trace-row", default=None)
@@ -142,6 +143,14 @@ class Traces:
         if self.separators and not media:
             row.sections = section_keys(request.prompt_token_ids, root, self.separators, found.secret)
 
+    def takes(self, found: Recording, tokens: int) -> bool:
+        """Whether a recording goes on and has room for a prompt; what has none is counted. Mutates: the recording."""
+        if found is not self._recording:
+            return False
+        has_room = found.kept_keys + tokens // found.block_tokens < _MAX_KEYS
+        found.dropped += not has_room
+        return has_room
+
     def active(self) -> Recording | None:
         """The recording, if there is one that somebody fetches."""
         if self._recording is not None and self._clock() - self._recording.fetched_s > _KEPT_S:
@@ -170,13 +179,9 @@ class Traces:
 
     def end(self, found: Recording, row: Row) -> None:
         """Keep the row of a request that was answered, at least in part."""
-        if row.keys is None or not row.answer_tokens or found is not self._recording:
+        if row.keys is None or not row.answer_tokens or not self.takes(found, row.tokens):
             return
-        keys = len(row.keys) + len(row.sections)
-        if found.kept_keys + keys > _MAX_KEYS:
-            found.dropped += 1
-            return
-        found.kept_keys += keys
+        found.kept_keys += len(row.keys) + len(row.sections)
         found.rows.append(
             {
                 "timestamp": max(0, round((row.began_s - found.began_s) * 1000)),
@@ -186,8 +191,8 @@ class Traces:
                 "cached_length": row.cached_tokens,
                 "block_tokens": found.block_tokens,
                 "duration_ms": round((self._clock() - row.began_s) * 1000, 3),
-                "finish_reason": row.finish_reason or ABORT,
             }
+            | ({} if row.finish_reason is None else {"finish_reason": row.finish_reason or ABORT})
             | ({} if row.first_s is None else {"ttft_ms": round((row.first_s - row.began_s) * 1000, 3)})
             | ({} if row.session is None else {"session": row.session})
             | ({"sections": row.sections} if row.sections else {})
@@ -229,11 +234,14 @@ def block_keys(
     media: where each image or sound begins, and what it is: all of them have the same tokens.
     """
     key = root.encode()
-    placed = sorted(media)
+    placed = deque(sorted(media))
     found = []
     for at in range(0, len(tokens), block_tokens):
         block = array("q", tokens[at : at + block_tokens]).tobytes()
-        seen = "|".join(name for offset, name in placed if at <= offset < at + block_tokens).encode()
+        inside = []
+        while placed and placed[0][0] < at + block_tokens:
+            inside.append(placed.popleft()[1])
+        seen = "|".join(inside).encode()
         key = blake2b(len(key).to_bytes(4, "big") + key + block + seen, key=secret, digest_size=8).digest()
         found.append(int.from_bytes(key, "big"))
     return found

@@ -139,7 +139,9 @@ class SimulatedReplica:
         alone_s = costs.step_s + costs.request_step_s * (len(self._decoding) - 1)
         if not self._current:
             return alone_s
-        return max(alone_s, min(costs.step_tokens / costs.prefill_tokens_per_s, self._prompts_s))
+        return max(
+            alone_s, min(costs.step_tokens / costs.prefill_tokens_per_s, self._prompts_s / self._prefill_speed())
+        )
 
     def _begin(self) -> None:
         """Begin with the prompt that waits longest, and with those behind it that fit into one step with it."""
