@@ -6,9 +6,10 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from hotspan.cli.admin_client import Admin
 from hotspan.config.control import engine_sockets, socket_path
 from hotspan.config.settings import CacheOptions
 from hotspan.core.errors import ConfigError, RefusedError
+from hotspan.server import control_serving
 from hotspan.server.control import open_control
 from kit.ports import free_port
 
@@ -208,6 +210,103 @@ def test_of_data_parallel_cores_the_first_has_the_address(runtime: Path, closing
     token = next(runtime.glob("*.token"), None)
     found = Admin(server=f"http://127.0.0.1:{port}", admin_token_file=token).get("/hotspan/cache")
     assert len(found["replicas"]) == 3
+
+
+TOKEN = "a-token-of-the-administrator"
+
+
+def addressed(closing: ExitStack, tmp_path: Path, core: Administrator | None = None, **parts: Any) -> int:
+    """The port of an engine with `admin_address`, whose token is TOKEN."""
+    file, port = tmp_path / "token", free_port()
+    file.write_text(TOKEN)
+    file.chmod(0o600)
+    closing.callback(open_control(core or Administrator(), at_an_address(port, file, **parts)))  # type: ignore[arg-type]
+    return port
+
+
+def called(closing: ExitStack, port: int, said: bytes = b"") -> socket.socket:
+    caller = closing.enter_context(socket.create_connection(("127.0.0.1", port), 5))
+    caller.sendall(said)
+    return caller
+
+
+STRANGERS = """
+import http.client, sys
+from contextlib import ExitStack, suppress
+from pathlib import Path
+import hotspan.config.control
+from tests.server.test_control import addressed, called
+place = Path(sys.argv[1])
+hotspan.config.control.runtime_directories = lambda surroundings: (place,)
+assert "fastapi" not in sys.modules
+with ExitStack() as closing:
+    port = addressed(closing, place)
+    for _ in range(20):
+        called(closing, port).close()
+    caller = http.client.HTTPConnection("127.0.0.1", port)
+    caller.request("GET", "/hotspan/cache")
+    assert caller.getresponse().status == 401
+    assert "fastapi" not in sys.modules
+"""
+
+
+def test_strangers_make_no_engine_import_anything_large(runtime: Path) -> None:
+    """Neither connections without a byte nor requests without the token have a web framework or tokenizer imported."""
+    runtime.mkdir(0o700)
+    subprocess.run([sys.executable, "-c", STRANGERS, str(runtime)], check=True)
+
+
+def test_probes_begin_nothing(runtime: Path, closing: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks which engines there are wakes none of them: a call afterwards is the first one."""
+    served: list[int] = []
+    serve = control_serving.serve
+
+    def counted(make: Any, listener: Any, by_tcp: Any, connections: Any, ends: Any) -> None:
+        served.append(sum(bool(each.recv(1, socket.MSG_PEEK)) for each in connections))
+        serve(make, listener, by_tcp, connections, ends)
+
+    monkeypatch.setattr(control_serving, "serve", counted)
+    opened(closing)
+    for _ in range(5):
+        assert len(engine_sockets({})) == 1
+    assert not served
+    assert Admin(server=f"unix:{socket_path(os.getpid(), 'abcde', 0, {})}").get("/hotspan/cache")
+    assert served == [1]
+
+
+def test_strangers_take_few_files(runtime: Path, closing: ExitStack, tmp_path: Path) -> None:
+    """An address has 16 connections at a time: a newer one takes the place of the one that waits longest."""
+    port = addressed(closing, tmp_path)
+    assert Admin(server=f"http://127.0.0.1:{port}", token=TOKEN).get("/hotspan/cache")
+    callers = [called(closing, port, b"G") for _ in range(20)]
+    for each in callers[:4]:
+        with suppress(ConnectionResetError):
+            assert each.recv(1) == b""
+    callers[-1].sendall(b"ET / HTTP/1.1\r\nhost: h\r\n\r\n")
+    assert callers[-1].recv(12) == b"HTTP/1.1 401"
+
+
+def test_a_socket_that_can_not_be_served_is_gone(
+    runtime: Path, closing: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has the cause once, who calls is hung up on, and commands find no engine; the address is closed, too."""
+
+    async def fail(*given: Any, **named: Any) -> None:
+        raise OSError("no files are left")
+
+    monkeypatch.setattr(control_serving, "listen", fail)
+    port = addressed(closing, tmp_path)
+    beside = called(closing, port)
+    with pytest.raises(ConfigError, match="can't be asked"):
+        Admin().get("/hotspan/cache")
+    for thread in threading.enumerate():
+        if thread.name == "hotspan-control":
+            thread.join()
+    assert Admin().address == "http://127.0.0.1:8080"
+    assert beside.recv(1) == b""
+    with pytest.raises(ConnectionRefusedError):
+        called(closing, port)
+    assert [str(each.exc_info[1]) for each in caplog.records if each.exc_info] == ["no files are left"]
 
 
 STOPPED = """

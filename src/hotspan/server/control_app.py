@@ -4,9 +4,8 @@ import asyncio
 import contextlib
 import http.client
 import json
-import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,25 +13,21 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.server import ServerState
 
-from hotspan.config.admin_token import HOW_TO_GIVE
-from hotspan.config.control import ByTcp, peers
+from hotspan.config.control import peers
 from hotspan.config.settings import CacheSettings
 from hotspan.config.tenants import Tenants
 from hotspan.core.errors import EngineError
 from hotspan.engine.plugin import tokenizer_of
 from hotspan.engine.traces import recorded_engine
-from hotspan.http.connections import HttpLimits
 from hotspan.http.errors import HttpError
-from hotspan.http.serving import listen
 from hotspan.http.unix import UnixConnection
 from hotspan.server.admin import CacheAdmin, admin_router
+from hotspan.server.control_serving import Apps
 from hotspan.server.exchange import OwnRoute
-from hotspan.server.principal import Credentials, Principal, asking
+from hotspan.server.principal import Principal, asking
 
 if TYPE_CHECKING:
     from hotspan.engine.admin import Administrator
@@ -134,8 +129,15 @@ class CoreEngine:
         return tokenizer_of(self._model)
 
 
-def app_of(engine: CoreEngine, cache: CacheSettings) -> ASGIApp:
-    """hotspan's routes over one engine; who reaches them is the administrator."""
+def apps_of(engine: CoreEngine, config: Any) -> Apps:
+    """hotspan's routes over one engine; who reaches them is the administrator. config: vLLM's."""
+    settings = CacheSettings.from_json(config.kv_transfer_config.kv_connector_extra_config["hotspan"])
+    with _making:
+        app = _app_of(engine, settings)
+        return Apps(app, app)
+
+
+def _app_of(engine: CoreEngine, cache: CacheSettings) -> ASGIApp:
     app = FastAPI(title="hotspan", docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(admin_router(CacheAdmin(engine, cache, Tenants())))
     own = APIRouter(route_class=OwnRoute)
@@ -184,46 +186,6 @@ async def _unknown(request: Request, error: Exception) -> Response:
 
 def _answered(error: HttpError) -> Response:
     return JSONResponse(error.body(error.status), error.status, error.headers)
-
-
-class ForToken:
-    """An app for who sends the admin token, in the head of each request."""
-
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app = app
-        self._credentials = Credentials(Tenants(), token)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        principal = self._credentials.identify(Headers(scope=scope)) if scope["type"] == "http" else None
-        if principal is None or not principal.is_admin:
-            error = HttpError(401, f"this is for the administrator: {HOW_TO_GIVE}", code="invalid_api_key")
-            await _answered(error)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-
-def serve(
-    engine: CoreEngine, config: Any, listener: socket.socket, ends: socket.socket, by_tcp: ByTcp | None = None
-) -> None:
-    """Answer on listening sockets until something can be read from `ends`."""
-    settings = CacheSettings.from_json(config.kv_transfer_config.kv_connector_extra_config["hotspan"])
-    with _making:
-        app = app_of(engine, settings)
-    served: list[tuple[ASGIApp, socket.socket]] = [(app, listener)]
-    if by_tcp is not None:
-        served.append((ForToken(app, by_tcp.token), by_tcp.listener))
-    asyncio.run(_serve(served, ends))
-
-
-async def _serve(served: Sequence[tuple[ASGIApp, socket.socket]], ends: socket.socket) -> None:
-    ends.setblocking(False)
-    servers = []
-    for app, listener in served:
-        listener.setblocking(False)
-        servers.append(await listen(app, HttpLimits(), listener, ServerState()))
-    await asyncio.get_running_loop().sock_recv(ends, 1)
-    for server in servers:
-        server.close()
 
 
 def _passed_on(path: Path, command: Mapping[str, Any], timeout_s: float | None) -> Json:
