@@ -1,5 +1,6 @@
 """The socket by which an engine is administered that vLLM's own server or `LLM()` runs, without an engine."""
 
+import gc
 import os
 import socket
 import stat
@@ -8,8 +9,9 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +23,13 @@ from hotspan.cli.admin_client import Admin
 from hotspan.config.control import engine_sockets, socket_path
 from hotspan.config.settings import CacheOptions
 from hotspan.core.errors import ConfigError, RefusedError
+from hotspan.core.types import MIB
+from hotspan.http.json_size import MAX_CONTAINERS
+from hotspan.http.paths import MAX_SMALL_BYTES
+from hotspan.http.unix import UnixConnection
 from hotspan.server import control_serving
 from hotspan.server.control import open_control
+from hotspan.server.python_control import _called
 from kit.ports import free_port
 
 RECEIPT = {
@@ -44,9 +51,11 @@ class Administrator:
         self.asked: list[Mapping[str, Any]] = []
         self.fails = False
         self.hangs = False
+        self.was_asked = threading.Semaphore(0)
 
     def ask(self, command: Mapping[str, Any]) -> Future[dict[str, Any]]:
         self.asked.append(command)
+        self.was_asked.release()
         answer: Future[dict[str, Any]] = Future()
         if self.hangs:
             pass
@@ -233,6 +242,7 @@ def called(closing: ExitStack, port: int, said: bytes = b"") -> socket.socket:
 STRANGERS = """
 import http.client, sys
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 import hotspan.config.control
 from tests.server.test_control import addressed, called
@@ -284,6 +294,129 @@ def test_strangers_take_few_files(runtime: Path, closing: ExitStack, tmp_path: P
             assert each.recv(1) == b""
     callers[-1].sendall(b"ET / HTTP/1.1\r\nhost: h\r\n\r\n")
     assert callers[-1].recv(12) == b"HTTP/1.1 401"
+
+
+def asked(closing: ExitStack, path: str = "", port: int = 0) -> httpx.Client:
+    """A client of an engine's socket, or with the token of its address."""
+    if port:
+        given = httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"authorization": f"Bearer {TOKEN}"})
+    else:
+        given = httpx.Client(base_url="http://localhost", transport=httpx.HTTPTransport(uds=path))
+    return closing.enter_context(given)
+
+
+def both(closing: ExitStack, tmp_path: Path) -> tuple[Administrator, list[httpx.Client]]:
+    """An engine, and clients of both of its sockets."""
+    core = Administrator()
+    port = addressed(closing, tmp_path, core)
+    path = socket_path(os.getpid(), "abcde", 0, {})
+    return core, [asked(closing, str(path)), asked(closing, port=port)]
+
+
+INVALIDATE = "/hotspan/cache/invalidate"
+
+
+def test_bodies_have_the_bounds_of_a_server(runtime: Path, closing: ExitStack, tmp_path: Path) -> None:
+    """Bytes, values, and their number, by what the route can need; a large batch of invalidations is none too many."""
+    core, clients = both(closing, tmp_path)
+    small, values = b" " * (MAX_SMALL_BYTES + 1), b'{"tokens": [' + b"[" * (MAX_CONTAINERS + 1)
+    for client in clients:
+        assert client.post("/hotspan/cache/pin", content=small).status_code == 413
+        assert client.post("/hotspan/cache/prefetch", content=b" " * (2 * MIB)).status_code == 413
+        assert client.post(INVALIDATE, content=values).status_code == 413
+    assert not core.asked
+    batch = {"batch": [{"tags": [f"{number}" + "x" * 500], "session": "s" * 200} for number in range(1000)]}
+    for client in clients:
+        assert client.post(INVALIDATE, json=batch).json()["removed"] == {"ram": 2}
+
+
+def test_bodies_have_a_deadline(
+    runtime: Path, closing: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body that does not come ends its request."""
+    monkeypatch.setattr("hotspan.server.control_app.LIMITS", replace(control_serving.LIMITS, stall_s=0.01))
+    port = addressed(closing, tmp_path)
+    head = f"POST {INVALIDATE} HTTP/1.1\r\nhost: h\r\nauthorization: Bearer {TOKEN}\r\ncontent-length: 9\r\n\r\n"
+    assert called(closing, port, head.encode()).recv(12) == b"HTTP/1.1 408"
+
+
+COMMAND = "/control/command"
+
+
+def test_commands_between_cores_are_the_sockets_alone(runtime: Path, closing: ExitStack, tmp_path: Path) -> None:
+    """Who has the token gets as far as hotspan's routes lead; what is no command is a 400."""
+    core, (own, by_tcp) = both(closing, tmp_path)
+    told = {"command": {"do": "stats"}, "timeout_s": None}
+    for path in (COMMAND, f"{COMMAND}/", "/control%2Fcommand", f"/{COMMAND}"):
+        assert by_tcp.post(path, json=told, follow_redirects=True).status_code == 404
+    for wrong in (
+        {},
+        {"command": {}, "timeout_s": 1},
+        {"command": {"do": 1}, "timeout_s": 1},
+        told | {"timeout_s": -1},
+    ):
+        assert own.post(COMMAND, json=wrong).status_code == 400
+    assert own.post(COMMAND, content=b"{", headers={"content-type": "application/json"}).status_code == 400
+    assert not core.asked
+    assert own.post(COMMAND, json=told).json() == STATS
+
+
+def test_strangers_have_one_request_a_connection(runtime: Path, closing: ExitStack, tmp_path: Path) -> None:
+    """Whoever shows no token is hung up on, whatever else was sent."""
+    caller = called(closing, addressed(closing, tmp_path), b"GET / HTTP/1.1\r\nhost: h\r\n\r\n" * 50)
+    answer = b""
+    with suppress(ConnectionResetError):
+        while part := caller.recv(1 << 16):
+            answer += part
+    assert answer.count(b"HTTP/1.1 401") == 1 and b"connection: close" in answer
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def calling(closing: ExitStack, path: Path, method: str = "GET", route: str = "/hotspan/cache") -> UnixConnection:
+    caller = UnixConnection(path, timeout_s=5)
+    closing.callback(caller.close)
+    caller.request(method, route)
+    return caller
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_who_waits_is_cut_off_at_the_end(runtime: Path, closing: ExitStack) -> None:
+    """A call that waits for the engine, and a connection that is kept, end with the socket."""
+    core, path = Administrator(), socket_path(os.getpid(), "abcde", 0, {})
+    with ExitStack() as engine:
+        engine.callback(open_control(core, config()))  # type: ignore[arg-type]
+        idle = calling(closing, path)
+        assert idle.getresponse().read()
+        core.hangs = True
+        waiting = calling(closing, path)
+        assert core.was_asked.acquire(timeout=5) and core.was_asked.acquire(timeout=5)
+    for each in (idle, waiting):
+        with suppress(ConnectionResetError):
+            assert each.sock.recv(1) == b""
+
+
+def test_an_answer_that_breaks_off_is_said(runtime: Path) -> None:
+    """`hotspan.control` has one error for an engine that can't be asked."""
+    path = socket_path(os.getpid(), "abcde", 0, {})
+
+    def answer() -> None:
+        with listener.accept()[0] as connection:
+            connection.recv(1 << 16)
+            connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{")
+
+    with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(1) as threads:
+        listener.bind(str(path))
+        listener.listen()
+        answered = threads.submit(answer)
+        with pytest.raises(ConfigError, match="can't be asked"):
+            _called(path, "GET", "/hotspan/cache", None)
+        answered.result()
 
 
 def test_a_socket_that_can_not_be_served_is_gone(

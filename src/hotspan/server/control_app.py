@@ -8,26 +8,32 @@ import threading
 from collections.abc import Iterator, Mapping
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hotspan.config.control import peers
+from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import CacheSettings
 from hotspan.config.tenants import Tenants
 from hotspan.core.errors import EngineError
 from hotspan.engine.plugin import tokenizer_of
 from hotspan.engine.traces import recorded_engine
 from hotspan.http.errors import HttpError
+from hotspan.http.exchange import note_read
+from hotspan.http.paths import LOOKUP, PREFETCH, is_small
 from hotspan.http.unix import UnixConnection
 from hotspan.server.admin import CacheAdmin, admin_router
-from hotspan.server.control_serving import Apps
-from hotspan.server.exchange import OwnRoute
+from hotspan.server.admission import Admission
+from hotspan.server.control_serving import LIMITS, Apps
+from hotspan.server.exchange import AppExchange, OwnRoute
 from hotspan.server.principal import Principal, asking
+from hotspan.server.sizes import ANY_BODY, SMALL_BODY, BodyLimit, TextLimit
 
 if TYPE_CHECKING:
     from hotspan.engine.admin import Administrator
@@ -43,6 +49,12 @@ _making = threading.Lock()
 """FastAPI changes the filters of warnings while it makes routes, which are the process's: two engines may be in one."""
 
 Json = dict[str, Any]
+
+
+def _with_verb(command: Json) -> Json:
+    if not isinstance(command.get("do"), str):
+        raise ValueError("the command has no `do`")
+    return command
 
 
 class CoreEngine:
@@ -129,34 +141,66 @@ class CoreEngine:
         return tokenizer_of(self._model)
 
 
+class Command(BaseModel):
+    """What one core of an engine asks another."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    command: Annotated[dict[str, Any], AfterValidator(_with_verb)]
+    timeout_s: float | None = Field(ge=0, allow_inf_nan=False)
+
+
+class Administered:
+    """An app whose requests are the administrator's, and have the bounds of those that hotspan's own server gets."""
+
+    def __init__(self, app: ASGIApp, admission: Admission, text: BodyLimit) -> None:
+        self._app = app
+        self._admission = admission
+        self._text = text
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with asking(Principal(is_admin=True)):
+            exchange = AppExchange(scope, receive, send, is_lmi=False)
+
+            async def work(body: bytes) -> None:
+                await exchange.forward(self._app, body)
+
+            async with exchange.answered("engine"):
+                limit = SMALL_BODY if is_small(exchange.method, exchange.path) else ANY_BODY
+                limit = self._text if exchange.path in (PREFETCH, LOOKUP) else limit
+                await self._admission.run(exchange, work, is_counted=False, is_read_here=True, limit=limit)
+
+
 def apps_of(engine: CoreEngine, config: Any) -> Apps:
-    """hotspan's routes over one engine; who reaches them is the administrator. config: vLLM's."""
+    """hotspan's routes over one engine. config: vLLM's."""
     settings = CacheSettings.from_json(config.kv_transfer_config.kv_connector_extra_config["hotspan"])
+    admission, text = Admission(ServerSettings(), LIMITS), TextLimit(engine.max_tokens, engine.max_chars).of_bodies()
     with _making:
-        app = _app_of(engine, settings)
-        return Apps(app, app)
+        routes = admin_router(CacheAdmin(engine, settings, Tenants()))
+        made = [_app_of(routes, _between_cores(engine)), _app_of(routes)]
+    return Apps(*(Administered(each, admission, text) for each in made))
 
 
-def _app_of(engine: CoreEngine, cache: CacheSettings) -> ASGIApp:
-    app = FastAPI(title="hotspan", docs_url=None, redoc_url=None, openapi_url=None)
-    app.include_router(admin_router(CacheAdmin(engine, cache, Tenants())))
+def _between_cores(engine: CoreEngine) -> APIRouter:
+    """What cores ask each other (CoreEngine._passed_on)."""
     own = APIRouter(route_class=OwnRoute)
 
     @own.post(_COMMAND)
-    async def command(request: Request) -> Json:
-        asked = await request.json()  # of another core of this engine (_passed_on)
+    async def command(asked: Command) -> Json:
+        note_read()
         with _answering():
-            return await engine.do(asked["command"], asked["timeout_s"])
+            return await engine.do(asked.command, asked.timeout_s)
 
-    app.include_router(own)
+    return own
+
+
+def _app_of(*routers: APIRouter) -> FastAPI:
+    app = FastAPI(title="hotspan", docs_url=None, redoc_url=None, openapi_url=None)
+    for each in routers:
+        app.include_router(each)
     app.add_exception_handler(RequestValidationError, _misread)
     app.add_exception_handler(StarletteHTTPException, _unknown)
-
-    async def administered(scope: Scope, receive: Receive, send: Send) -> None:
-        with asking(Principal(is_admin=True)):
-            await app(scope, receive, send)
-
-    return administered
+    return app
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ Apps, with FastAPI and the engine's tokenizer, are made for the first request th
 
 import asyncio
 import contextlib
-import functools
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -80,7 +79,13 @@ def serve(
 
     make: called once, unless it fails.
     """
-    apps = functools.cache(make)
+    made: list[Apps] = []
+
+    def apps() -> Apps:
+        if not made:
+            made.append(make())
+        return made[0]
+
     served: list[tuple[App, socket.socket]] = [(WhenAsked(lambda: apps().own), listener)]
     if by_tcp is not None:
         served.append((ForToken(WhenAsked(lambda: apps().by_tcp), by_tcp.token), by_tcp.listener))
@@ -93,9 +98,16 @@ async def _serve(
     ends: socket.socket,
 ) -> None:
     ends.setblocking(False)
-    with contextlib.ExitStack() as servers:
+    with contextlib.ExitStack() as opened:
         for app, listener in served:
             accepted = [each for each, its in connections.items() if its is listener]
-            server = await listen(app, LIMITS, listener, ServerState(), backlog=LIMITS.connections, accepted=accepted)
-            servers.callback(server.close)
+            opened.callback(_cut_off, state := ServerState())
+            server = await listen(app, LIMITS, listener, state, backlog=LIMITS.connections, accepted=accepted)
+            opened.callback(server.close)
         await asyncio.get_running_loop().sock_recv(ends, 1)
+    await asyncio.sleep(0)  # in which connections are closed
+
+
+def _cut_off(state: ServerState) -> None:
+    for connection in tuple(state.connections):
+        connection.transport.abort()
