@@ -401,6 +401,32 @@ def test_who_waits_is_cut_off_at_the_end(runtime: Path, closing: ExitStack) -> N
             assert each.sock.recv(1) == b""
 
 
+def test_a_core_that_hangs_holds_up_no_others(runtime: Path, closing: ExitStack) -> None:
+    """However many calls wait for one core, all are passed on, and none keeps another core's thread at the end."""
+    there = opened(closing, 1)
+    there.hangs = True
+    path = socket_path(os.getpid(), "abcde", 0, {})
+    with ExitStack() as engine:
+        others = {*threading.enumerate()}
+        opened(engine, 0)
+        for _ in range(10):
+            calling(closing, path, "POST", "/hotspan/cache/check")
+        for _ in range(10):
+            assert there.was_asked.acquire(timeout=10)
+    assert {*threading.enumerate()} <= others
+
+
+def test_a_core_has_a_time_to_answer(runtime: Path, monkeypatch: pytest.MonkeyPatch, closing: ExitStack) -> None:
+    """Also to a check, which takes as long as reading the disk: who asked learns that one core did not answer."""
+    monkeypatch.setattr("hotspan.server.control_app._LONGEST_S", 0.05)
+    opened(closing, 0)
+    with socket.socket(socket.AF_UNIX) as stopped:
+        stopped.bind(str(socket_path(os.getpid(), "abcde", 1, {})))
+        stopped.listen()
+        with pytest.raises(RefusedError, match="a core of the engine can't be asked"):
+            Admin(server=f"unix:{socket_path(os.getpid(), 'abcde', 0, {})}").post("/hotspan/cache/check", {})
+
+
 def test_an_answer_that_breaks_off_is_said(runtime: Path) -> None:
     """`hotspan.control` has one error for an engine that can't be asked."""
     path = socket_path(os.getpid(), "abcde", 0, {})

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import http.client
 import json
 import threading
 from collections.abc import Iterator, Mapping
@@ -22,12 +21,13 @@ from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import CacheSettings
 from hotspan.config.tenants import Tenants
 from hotspan.core.errors import EngineError
+from hotspan.core.types import MIB
 from hotspan.engine.plugin import tokenizer_of
 from hotspan.engine.traces import recorded_engine
 from hotspan.http.errors import HttpError
-from hotspan.http.exchange import note_read
+from hotspan.http.exchange import JSON, note_read
 from hotspan.http.paths import LOOKUP, PREFETCH, is_small
-from hotspan.http.unix import UnixConnection
+from hotspan.http.upstream import BrokenError, UnreachedError, Upstream
 from hotspan.server.admin import CacheAdmin, admin_router
 from hotspan.server.admission import Admission
 from hotspan.server.control_serving import LIMITS, Apps
@@ -41,6 +41,11 @@ if TYPE_CHECKING:
 _COMMAND = "/control/command"
 _TRACE_S = 10.0
 """Within which each core tells what it recorded."""
+
+_LONGEST_S = 6 * 3600.0
+"""Within which another core answers what has no time of its own: a check reads the whole disk."""
+
+_MAX_ANSWER = 64 * MIB
 
 _CHARS_PER_TOKEN = 128
 """Of the longest token, where the tokenizer does not tell."""
@@ -88,7 +93,7 @@ class CoreEngine:
         """
         others = peers(self._path)
         others.pop(self._rank, None)
-        told = [asyncio.to_thread(_passed_on, path, command, timeout_s) for path in others.values()]
+        told = [_passed_on(path, command, timeout_s) for path in others.values()]
         return list(await asyncio.gather(self.do(command, timeout_s), *told))
 
     async def do(self, command: Mapping[str, Any], timeout_s: float | None) -> Json:
@@ -182,7 +187,7 @@ def apps_of(engine: CoreEngine, config: Any) -> Apps:
 
 
 def _between_cores(engine: CoreEngine) -> APIRouter:
-    """What cores ask each other (CoreEngine._passed_on)."""
+    """What cores ask each other (_passed_on)."""
     own = APIRouter(route_class=OwnRoute)
 
     @own.post(_COMMAND)
@@ -232,18 +237,24 @@ def _answered(error: HttpError) -> Response:
     return JSONResponse(error.body(error.status), error.status, error.headers)
 
 
-def _passed_on(path: Path, command: Mapping[str, Any], timeout_s: float | None) -> Json:
+async def _passed_on(path: Path, command: Mapping[str, Any], timeout_s: float | None) -> Json:
     """What another core answers. Raises: EngineError."""
-    connection = UnixConnection(path, timeout_s=None if timeout_s is None else timeout_s + 1)
+    body = json.dumps({"command": dict(command), "timeout_s": timeout_s}).encode()
+    within_s = _LONGEST_S if timeout_s is None else timeout_s + 1
     try:
-        body = json.dumps({"command": dict(command), "timeout_s": timeout_s})
-        connection.request("POST", _COMMAND, body, {"content-type": "application/json"})
-        response = connection.getresponse()
-        said: Json = json.load(response)
-    except (OSError, ValueError, http.client.HTTPException) as error:
+        async with Upstream(connect_timeout_s=within_s, unix_path=str(path)) as core:
+            status, told = await core.fetch(
+                "http://localhost",
+                _COMMAND,
+                method="POST",
+                headers=[("content-type", JSON)],
+                body=body,
+                within_s=within_s,
+                max_bytes=_MAX_ANSWER,
+            )
+        said: Json = json.loads(told)
+    except (UnreachedError, BrokenError, ValueError) as error:
         raise EngineError(f"a core of the engine can't be asked ({error}): nothing is known of its part") from error
-    finally:
-        connection.close()
-    if response.status != 200:
+    if status != 200:
         raise EngineError(str(said.get("error", {}).get("message", said)))
     return said
