@@ -85,8 +85,8 @@ SERVED = {
     "server/loading.py": "503 without data",
     "daemon/server.py": "daemon/routes.py: Routes._check, at both ports",
     "daemon/unix_server.py": "no HTTP",
-    "server/control.py": "a Unix socket, which no browser reaches",
-    "server/control_app.py": "the same",
+    "server/control.py": "opens sockets; control_serving.py answers there",
+    "server/control_serving.py": "by TCP the admin token is asked, which no page has; no browser reaches a Unix socket",
 }
 """Modules that serve HTTP, and who checks names there."""
 

@@ -19,6 +19,7 @@ PLACES = {
     "server/models/front.py": (1, ADMITTED),
     "server/adapters/routes.py": (1, "a body of at most _MAX_BODY_BYTES"),
     "server/principal.py": (1, OWN),
+    "server/control_app.py": (1, ANSWER),
     "server/python_control.py": (1, OWN),
     "server/hardening.py": (1, OWN),
     "server/adapters/check.py": (2, "files of an adapter, of bounded size (server/adapters/test_files.py)"),

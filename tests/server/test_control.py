@@ -1,14 +1,17 @@
 """The socket by which an engine is administered that vLLM's own server or `LLM()` runs, without an engine."""
 
+import gc
 import os
 import socket
 import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import ExitStack
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +23,13 @@ from hotspan.cli.admin_client import Admin
 from hotspan.config.control import engine_sockets, socket_path
 from hotspan.config.settings import CacheOptions
 from hotspan.core.errors import ConfigError, RefusedError
+from hotspan.core.types import MIB
+from hotspan.http.json_size import MAX_CONTAINERS
+from hotspan.http.paths import MAX_SMALL_BYTES
+from hotspan.http.unix import UnixConnection
+from hotspan.server import control_serving
 from hotspan.server.control import open_control
+from hotspan.server.python_control import _called
 from kit.ports import free_port
 
 RECEIPT = {
@@ -42,9 +51,11 @@ class Administrator:
         self.asked: list[Mapping[str, Any]] = []
         self.fails = False
         self.hangs = False
+        self.was_asked = threading.Semaphore(0)
 
     def ask(self, command: Mapping[str, Any]) -> Future[dict[str, Any]]:
         self.asked.append(command)
+        self.was_asked.release()
         answer: Future[dict[str, Any]] = Future()
         if self.hangs:
             pass
@@ -208,6 +219,253 @@ def test_of_data_parallel_cores_the_first_has_the_address(runtime: Path, closing
     token = next(runtime.glob("*.token"), None)
     found = Admin(server=f"http://127.0.0.1:{port}", admin_token_file=token).get("/hotspan/cache")
     assert len(found["replicas"]) == 3
+
+
+TOKEN = "a-token-of-the-administrator"
+
+
+def addressed(closing: ExitStack, tmp_path: Path, core: Administrator | None = None, **parts: Any) -> int:
+    """The port of an engine with `admin_address`, whose token is TOKEN."""
+    file, port = tmp_path / "token", free_port()
+    file.write_text(TOKEN)
+    file.chmod(0o600)
+    closing.callback(open_control(core or Administrator(), at_an_address(port, file, **parts)))  # type: ignore[arg-type]
+    return port
+
+
+def called(closing: ExitStack, port: int, said: bytes = b"") -> socket.socket:
+    caller = closing.enter_context(socket.create_connection(("127.0.0.1", port), 5))
+    caller.sendall(said)
+    return caller
+
+
+STRANGERS = """
+import http.client, sys
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+import hotspan.config.control
+from tests.server.test_control import addressed, called
+place = Path(sys.argv[1])
+hotspan.config.control.runtime_directories = lambda surroundings: (place,)
+assert "fastapi" not in sys.modules
+with ExitStack() as closing:
+    port = addressed(closing, place)
+    for _ in range(20):
+        called(closing, port).close()
+    caller = http.client.HTTPConnection("127.0.0.1", port)
+    caller.request("GET", "/hotspan/cache")
+    assert caller.getresponse().status == 401
+    assert "fastapi" not in sys.modules
+"""
+
+
+def test_strangers_make_no_engine_import_anything_large(runtime: Path) -> None:
+    """Neither connections without a byte nor requests without the token have a web framework or tokenizer imported."""
+    runtime.mkdir(0o700)
+    subprocess.run([sys.executable, "-c", STRANGERS, str(runtime)], check=True)
+
+
+def test_probes_begin_nothing(runtime: Path, closing: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks which engines there are wakes none of them: a call afterwards is the first one."""
+    served: list[int] = []
+    serve = control_serving.serve
+
+    def counted(make: Any, listener: Any, by_tcp: Any, connections: Any, ends: Any) -> None:
+        served.append(sum(bool(each.recv(1, socket.MSG_PEEK)) for each in connections))
+        serve(make, listener, by_tcp, connections, ends)
+
+    monkeypatch.setattr(control_serving, "serve", counted)
+    opened(closing)
+    for _ in range(5):
+        assert len(engine_sockets({})) == 1
+    assert not served
+    assert Admin(server=f"unix:{socket_path(os.getpid(), 'abcde', 0, {})}").get("/hotspan/cache")
+    assert served == [1]
+
+
+def test_strangers_take_few_files(runtime: Path, closing: ExitStack, tmp_path: Path) -> None:
+    """An address has 16 connections at a time: a newer one takes the place of the one that waits longest."""
+    port = addressed(closing, tmp_path)
+    assert Admin(server=f"http://127.0.0.1:{port}", token=TOKEN).get("/hotspan/cache")
+    callers = [called(closing, port, b"G") for _ in range(20)]
+    for each in callers[:4]:
+        with suppress(ConnectionResetError):
+            assert each.recv(1) == b""
+    callers[-1].sendall(b"ET / HTTP/1.1\r\nhost: h\r\n\r\n")
+    assert callers[-1].recv(12) == b"HTTP/1.1 401"
+
+
+def asked(closing: ExitStack, path: str = "", port: int = 0) -> httpx.Client:
+    """A client of an engine's socket, or with the token of its address."""
+    if port:
+        given = httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"authorization": f"Bearer {TOKEN}"})
+    else:
+        given = httpx.Client(base_url="http://localhost", transport=httpx.HTTPTransport(uds=path))
+    return closing.enter_context(given)
+
+
+def both(closing: ExitStack, tmp_path: Path) -> tuple[Administrator, list[httpx.Client]]:
+    """An engine, and clients of both of its sockets."""
+    core = Administrator()
+    port = addressed(closing, tmp_path, core)
+    path = socket_path(os.getpid(), "abcde", 0, {})
+    return core, [asked(closing, str(path)), asked(closing, port=port)]
+
+
+INVALIDATE = "/hotspan/cache/invalidate"
+
+
+def test_bodies_have_the_bounds_of_a_server(runtime: Path, closing: ExitStack, tmp_path: Path) -> None:
+    """Bytes, values, and their number, by what the route can need; a large batch of invalidations is none too many."""
+    core, clients = both(closing, tmp_path)
+    small, values = b" " * (MAX_SMALL_BYTES + 1), b'{"tokens": [' + b"[" * (MAX_CONTAINERS + 1)
+    for client in clients:
+        assert client.post("/hotspan/cache/pin", content=small).status_code == 413
+        assert client.post("/hotspan/cache/prefetch", content=b" " * (2 * MIB)).status_code == 413
+        assert client.post(INVALIDATE, content=values).status_code == 413
+    assert not core.asked
+    batch = {"batch": [{"tags": [f"{number}" + "x" * 500], "session": "s" * 200} for number in range(1000)]}
+    for client in clients:
+        assert client.post(INVALIDATE, json=batch).json()["removed"] == {"ram": 2}
+
+
+def test_bodies_have_a_deadline(
+    runtime: Path, closing: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body that does not come ends its request."""
+    monkeypatch.setattr("hotspan.server.control_app.LIMITS", replace(control_serving.LIMITS, stall_s=0.01))
+    port = addressed(closing, tmp_path)
+    head = f"POST {INVALIDATE} HTTP/1.1\r\nhost: h\r\nauthorization: Bearer {TOKEN}\r\ncontent-length: 9\r\n\r\n"
+    assert called(closing, port, head.encode()).recv(12) == b"HTTP/1.1 408"
+
+
+COMMAND = "/control/command"
+
+
+def test_commands_between_cores_are_the_sockets_alone(runtime: Path, closing: ExitStack, tmp_path: Path) -> None:
+    """Who has the token gets as far as hotspan's routes lead; what is no command is a 400."""
+    core, (own, by_tcp) = both(closing, tmp_path)
+    told = {"command": {"do": "stats"}, "timeout_s": None}
+    for path in (COMMAND, f"{COMMAND}/", "/control%2Fcommand", f"/{COMMAND}"):
+        assert by_tcp.post(path, json=told, follow_redirects=True).status_code == 404
+    for wrong in (
+        {},
+        {"command": {}, "timeout_s": 1},
+        {"command": {"do": 1}, "timeout_s": 1},
+        told | {"timeout_s": -1},
+    ):
+        assert own.post(COMMAND, json=wrong).status_code == 400
+    assert own.post(COMMAND, content=b"{", headers={"content-type": "application/json"}).status_code == 400
+    assert not core.asked
+    assert own.post(COMMAND, json=told).json() == STATS
+
+
+def test_strangers_have_one_request_a_connection(runtime: Path, closing: ExitStack, tmp_path: Path) -> None:
+    """Whoever shows no token is hung up on, whatever else was sent."""
+    caller = called(closing, addressed(closing, tmp_path), b"GET / HTTP/1.1\r\nhost: h\r\n\r\n" * 50)
+    answer = b""
+    with suppress(ConnectionResetError):
+        while part := caller.recv(1 << 16):
+            answer += part
+    assert answer.count(b"HTTP/1.1 401") == 1 and b"connection: close" in answer
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def calling(closing: ExitStack, path: Path, method: str = "GET", route: str = "/hotspan/cache") -> UnixConnection:
+    caller = UnixConnection(path, timeout_s=5)
+    closing.callback(caller.close)
+    caller.request(method, route)
+    return caller
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_who_waits_is_cut_off_at_the_end(runtime: Path, closing: ExitStack) -> None:
+    """A call that waits for the engine, and a connection that is kept, end with the socket."""
+    core, path = Administrator(), socket_path(os.getpid(), "abcde", 0, {})
+    with ExitStack() as engine:
+        engine.callback(open_control(core, config()))  # type: ignore[arg-type]
+        idle = calling(closing, path)
+        assert idle.getresponse().read()
+        core.hangs = True
+        waiting = calling(closing, path)
+        assert core.was_asked.acquire(timeout=5) and core.was_asked.acquire(timeout=5)
+    for each in (idle, waiting):
+        with suppress(ConnectionResetError):
+            assert each.sock.recv(1) == b""
+
+
+def test_a_core_that_hangs_holds_up_no_others(runtime: Path, closing: ExitStack) -> None:
+    """However many calls wait for one core, all are passed on, and none keeps another core's thread at the end."""
+    there = opened(closing, 1)
+    there.hangs = True
+    path = socket_path(os.getpid(), "abcde", 0, {})
+    with ExitStack() as engine:
+        others = {*threading.enumerate()}
+        opened(engine, 0)
+        for _ in range(10):
+            calling(closing, path, "POST", "/hotspan/cache/check")
+        for _ in range(10):
+            assert there.was_asked.acquire(timeout=10)
+    assert {*threading.enumerate()} <= others
+
+
+def test_a_core_has_a_time_to_answer(runtime: Path, monkeypatch: pytest.MonkeyPatch, closing: ExitStack) -> None:
+    """Also to a check, which takes as long as reading the disk: who asked learns that one core did not answer."""
+    monkeypatch.setattr("hotspan.server.control_app._LONGEST_S", 0.05)
+    opened(closing, 0)
+    with socket.socket(socket.AF_UNIX) as stopped:
+        stopped.bind(str(socket_path(os.getpid(), "abcde", 1, {})))
+        stopped.listen()
+        with pytest.raises(RefusedError, match="a core of the engine can't be asked"):
+            Admin(server=f"unix:{socket_path(os.getpid(), 'abcde', 0, {})}").post("/hotspan/cache/check", {})
+
+
+def test_an_answer_that_breaks_off_is_said(runtime: Path) -> None:
+    """`hotspan.control` has one error for an engine that can't be asked."""
+    path = socket_path(os.getpid(), "abcde", 0, {})
+
+    def answer() -> None:
+        with listener.accept()[0] as connection:
+            connection.recv(1 << 16)
+            connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{")
+
+    with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(1) as threads:
+        listener.bind(str(path))
+        listener.listen()
+        answered = threads.submit(answer)
+        with pytest.raises(ConfigError, match="can't be asked"):
+            _called(path, "GET", "/hotspan/cache", None)
+        answered.result()
+
+
+def test_a_socket_that_can_not_be_served_is_gone(
+    runtime: Path, closing: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has the cause once, who calls is hung up on, and commands find no engine; the address is closed, too."""
+
+    async def fail(*given: Any, **named: Any) -> None:
+        raise OSError("no files are left")
+
+    monkeypatch.setattr(control_serving, "listen", fail)
+    port = addressed(closing, tmp_path)
+    beside = called(closing, port)
+    with pytest.raises(ConfigError, match="can't be asked"):
+        Admin().get("/hotspan/cache")
+    for thread in threading.enumerate():
+        if thread.name == "hotspan-control":
+            thread.join()
+    assert Admin().address == "http://127.0.0.1:8080"
+    assert beside.recv(1) == b""
+    with pytest.raises(ConnectionRefusedError):
+        called(closing, port)
+    assert [str(each.exc_info[1]) for each in caplog.records if each.exc_info] == ["no files are left"]
 
 
 STOPPED = """

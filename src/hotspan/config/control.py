@@ -16,6 +16,9 @@ from hotspan.core.private import is_private_directory, private_directory
 
 SCHEME = "unix:"
 
+MAX_CONNECTIONS = 16
+"""Of each listening socket: their files are the engine's."""
+
 _NAME = re.compile(r"engine-(\d+)-(\w+)-(\d+)\.sock")
 _TIMEOUT_S = 1.0
 _MAX_PATH = 107

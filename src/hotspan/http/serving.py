@@ -6,7 +6,7 @@ import errno
 import math
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import uvicorn
@@ -43,8 +43,21 @@ def uvicorn_config(
     )
 
 
-async def listen(app: Any, limits: HttpLimits, listener: socket.socket, state: ServerState) -> asyncio.Server:
-    """Serve an app in a program with a life of its own. state: where its connections and tasks are."""
+async def listen(
+    app: Any,
+    limits: HttpLimits,
+    listener: socket.socket,
+    state: ServerState,
+    *,
+    backlog: int = BACKLOG,
+    accepted: Iterable[socket.socket] = (),
+) -> asyncio.Server:
+    """Serve an app in a program with a life of its own.
+
+    state:    where its connections and tasks are.
+    backlog:  connections that the kernel holds, and that are accepted at once.
+    accepted: connections of this listener that there are already.
+    """
     config = uvicorn_config(app, limits, _Unlogged, interface="asgi3", lifespan="off", ws="none")
     config.load()
     connection: Any = config.http_protocol_class
@@ -54,7 +67,10 @@ async def listen(app: Any, limits: HttpLimits, listener: socket.socket, state: S
         made.access_log = False
         return made  # type: ignore[no-any-return]
 
-    return await asyncio.get_running_loop().create_server(connected, sock=listener, backlog=BACKLOG)
+    loop = asyncio.get_running_loop()
+    for each in accepted:
+        await loop.connect_accepted_socket(connected, each)
+    return await loop.create_server(connected, sock=listener, backlog=backlog)
 
 
 class Drainable(Protocol):

@@ -2,34 +2,34 @@
 
     hotspan cache --HTTP--> ControlSocket, a thread of the engine core's process --> ControlApp --> scheduler's thread
 
-Nothing but the socket is made before the first call. With `admin_address` the same is served by TCP, for who has the
-admin token.
+Nothing but the socket is made before the first call, which a connection without a byte is not. With `admin_address` the
+same is served by TCP, for who has the admin token.
 """
 
 import contextlib
 import logging
 import os
-import select
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotspan.config.admin_token import admin_token
-from hotspan.config.control import ByTcp, socket_path
+from hotspan.config.control import MAX_CONNECTIONS, ByTcp, socket_path
 from hotspan.config.environment import environment
 from hotspan.core.errors import ConfigError
 from hotspan.core.threads import start
 from hotspan.engine.plugin import offer_control
 from hotspan.engine.plugin import register as register_connector
+from hotspan.http.first_byte import await_byte
 
 if TYPE_CHECKING:
     from hotspan.engine.admin import Administrator
+    from hotspan.server.control_serving import Apps
 
 logger = logging.getLogger(__name__)
 
-_BACKLOG = 16
 _END_S = 2.0
 
 
@@ -109,9 +109,9 @@ class ControlSocket:
         try:
             path.unlink(missing_ok=True)
             self._listener.bind(str(path))  # in a directory that nobody else can enter
-            self._listener.listen(_BACKLOG)
+            self._listener.listen(MAX_CONNECTIONS)
             if by_tcp is not None:
-                by_tcp.listener.listen(_BACKLOG)
+                by_tcp.listener.listen(MAX_CONNECTIONS)
         except BaseException:
             self._let_go()
             raise
@@ -121,24 +121,37 @@ class ControlSocket:
         """Take no more calls; those that wait for the engine are cut off."""
         self._end.send(b"x")
         self._thread.join(_END_S)
-        with contextlib.suppress(OSError):
-            self._path.unlink()
+        self._hang_up()
         self._let_go()
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        awaited = [self._listener, self._ends, *([] if self._by_tcp is None else [self._by_tcp.listener])]
-        ready, _, _ = select.select(awaited, [], [])
-        if self._ends in ready:
-            return
-        from hotspan.server.control_app import (  # FastAPI, which an engine core that nobody calls does without
-            CoreEngine,
-            serve,
-        )
+        """However this ends, nobody finds a socket that is not answered."""
+        connections: Mapping[socket.socket, socket.socket] | None = None
+        try:
+            listeners = [self._listener, *([] if self._by_tcp is None else [self._by_tcp.listener])]
+            connections = await_byte(listeners, self._ends, MAX_CONNECTIONS)
+            if connections is not None:
+                from hotspan.server.control_serving import serve  # uvicorn, which is for who sends a byte
 
-        engine = CoreEngine(self._path, core_rank(self._config), self._administrator, self._config)
-        serve(engine, self._config, self._listener, self._ends, self._by_tcp)
+                serve(self._apps, self._listener, self._by_tcp, connections, self._ends)
+        finally:
+            self._hang_up()
+            for each in connections or ():
+                each.close()
+
+    def _apps(self) -> "Apps":
+        from hotspan.server.control_app import CoreEngine, apps_of  # FastAPI, which is for who is let in
+
+        return apps_of(CoreEngine(self._path, core_rank(self._config), self._administrator, self._config), self._config)
+
+    def _hang_up(self) -> None:
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+        self._listener.close()
+        if self._by_tcp is not None:
+            self._by_tcp.listener.close()
 
     def _let_go(self) -> None:
         for each in (self._listener, self._ends, self._end):

@@ -2,37 +2,38 @@
 
 import asyncio
 import contextlib
-import http.client
 import json
-import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from starlette.datastructures import Headers
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.server import ServerState
 
-from hotspan.config.admin_token import HOW_TO_GIVE
-from hotspan.config.control import ByTcp, peers
+from hotspan.config.control import peers
+from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import CacheSettings
 from hotspan.config.tenants import Tenants
 from hotspan.core.errors import EngineError
+from hotspan.core.types import MIB
 from hotspan.engine.plugin import tokenizer_of
 from hotspan.engine.traces import recorded_engine
-from hotspan.http.connections import HttpLimits
 from hotspan.http.errors import HttpError
-from hotspan.http.serving import listen
-from hotspan.http.unix import UnixConnection
+from hotspan.http.exchange import JSON, note_read
+from hotspan.http.paths import LOOKUP, PREFETCH, is_small
+from hotspan.http.upstream import BrokenError, UnreachedError, Upstream
 from hotspan.server.admin import CacheAdmin, admin_router
-from hotspan.server.exchange import OwnRoute
-from hotspan.server.principal import Credentials, Principal, asking
+from hotspan.server.admission import Admission
+from hotspan.server.control_serving import LIMITS, Apps
+from hotspan.server.exchange import AppExchange, OwnRoute
+from hotspan.server.principal import Principal, asking
+from hotspan.server.sizes import ANY_BODY, SMALL_BODY, BodyLimit, TextLimit
 
 if TYPE_CHECKING:
     from hotspan.engine.admin import Administrator
@@ -41,6 +42,11 @@ _COMMAND = "/control/command"
 _TRACE_S = 10.0
 """Within which each core tells what it recorded."""
 
+_LONGEST_S = 6 * 3600.0
+"""Within which another core answers what has no time of its own: a check reads the whole disk."""
+
+_MAX_ANSWER = 64 * MIB
+
 _CHARS_PER_TOKEN = 128
 """Of the longest token, where the tokenizer does not tell."""
 
@@ -48,6 +54,12 @@ _making = threading.Lock()
 """FastAPI changes the filters of warnings while it makes routes, which are the process's: two engines may be in one."""
 
 Json = dict[str, Any]
+
+
+def _with_verb(command: Json) -> Json:
+    if not isinstance(command.get("do"), str):
+        raise ValueError("the command has no `do`")
+    return command
 
 
 class CoreEngine:
@@ -81,7 +93,7 @@ class CoreEngine:
         """
         others = peers(self._path)
         others.pop(self._rank, None)
-        told = [asyncio.to_thread(_passed_on, path, command, timeout_s) for path in others.values()]
+        told = [_passed_on(path, command, timeout_s) for path in others.values()]
         return list(await asyncio.gather(self.do(command, timeout_s), *told))
 
     async def do(self, command: Mapping[str, Any], timeout_s: float | None) -> Json:
@@ -134,27 +146,66 @@ class CoreEngine:
         return tokenizer_of(self._model)
 
 
-def app_of(engine: CoreEngine, cache: CacheSettings) -> ASGIApp:
-    """hotspan's routes over one engine; who reaches them is the administrator."""
-    app = FastAPI(title="hotspan", docs_url=None, redoc_url=None, openapi_url=None)
-    app.include_router(admin_router(CacheAdmin(engine, cache, Tenants())))
+class Command(BaseModel):
+    """What one core of an engine asks another."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    command: Annotated[dict[str, Any], AfterValidator(_with_verb)]
+    timeout_s: float | None = Field(ge=0, allow_inf_nan=False)
+
+
+class Administered:
+    """An app whose requests are the administrator's, and have the bounds of those that hotspan's own server gets."""
+
+    def __init__(self, app: ASGIApp, admission: Admission, text: BodyLimit) -> None:
+        self._app = app
+        self._admission = admission
+        self._text = text
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with asking(Principal(is_admin=True)):
+            exchange = AppExchange(scope, receive, send, is_lmi=False)
+
+            async def work(body: bytes) -> None:
+                await exchange.forward(self._app, body)
+
+            async with exchange.answered("engine"):
+                limit = SMALL_BODY if is_small(exchange.method, exchange.path) else ANY_BODY
+                limit = self._text if exchange.path in (PREFETCH, LOOKUP) else limit
+                await self._admission.run(exchange, work, is_counted=False, is_read_here=True, limit=limit)
+
+
+def apps_of(engine: CoreEngine, config: Any) -> Apps:
+    """hotspan's routes over one engine. config: vLLM's."""
+    settings = CacheSettings.from_json(config.kv_transfer_config.kv_connector_extra_config["hotspan"])
+    admission, text = Admission(ServerSettings(), LIMITS), TextLimit(engine.max_tokens, engine.max_chars).of_bodies()
+    with _making:
+        routes = admin_router(CacheAdmin(engine, settings, Tenants()))
+        made = [_app_of(routes, _between_cores(engine)), _app_of(routes)]
+    return Apps(*(Administered(each, admission, text) for each in made))
+
+
+def _between_cores(engine: CoreEngine) -> APIRouter:
+    """What cores ask each other (_passed_on)."""
     own = APIRouter(route_class=OwnRoute)
 
     @own.post(_COMMAND)
-    async def command(request: Request) -> Json:
-        asked = await request.json()  # of another core of this engine (_passed_on)
+    async def command(asked: Command) -> Json:
+        note_read()
         with _answering():
-            return await engine.do(asked["command"], asked["timeout_s"])
+            return await engine.do(asked.command, asked.timeout_s)
 
-    app.include_router(own)
+    return own
+
+
+def _app_of(*routers: APIRouter) -> FastAPI:
+    app = FastAPI(title="hotspan", docs_url=None, redoc_url=None, openapi_url=None)
+    for each in routers:
+        app.include_router(each)
     app.add_exception_handler(RequestValidationError, _misread)
     app.add_exception_handler(StarletteHTTPException, _unknown)
-
-    async def administered(scope: Scope, receive: Receive, send: Send) -> None:
-        with asking(Principal(is_admin=True)):
-            await app(scope, receive, send)
-
-    return administered
+    return app
 
 
 @contextlib.contextmanager
@@ -186,58 +237,24 @@ def _answered(error: HttpError) -> Response:
     return JSONResponse(error.body(error.status), error.status, error.headers)
 
 
-class ForToken:
-    """An app for who sends the admin token, in the head of each request."""
-
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app = app
-        self._credentials = Credentials(Tenants(), token)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        principal = self._credentials.identify(Headers(scope=scope)) if scope["type"] == "http" else None
-        if principal is None or not principal.is_admin:
-            error = HttpError(401, f"this is for the administrator: {HOW_TO_GIVE}", code="invalid_api_key")
-            await _answered(error)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-
-def serve(
-    engine: CoreEngine, config: Any, listener: socket.socket, ends: socket.socket, by_tcp: ByTcp | None = None
-) -> None:
-    """Answer on listening sockets until something can be read from `ends`."""
-    settings = CacheSettings.from_json(config.kv_transfer_config.kv_connector_extra_config["hotspan"])
-    with _making:
-        app = app_of(engine, settings)
-    served: list[tuple[ASGIApp, socket.socket]] = [(app, listener)]
-    if by_tcp is not None:
-        served.append((ForToken(app, by_tcp.token), by_tcp.listener))
-    asyncio.run(_serve(served, ends))
-
-
-async def _serve(served: Sequence[tuple[ASGIApp, socket.socket]], ends: socket.socket) -> None:
-    ends.setblocking(False)
-    servers = []
-    for app, listener in served:
-        listener.setblocking(False)
-        servers.append(await listen(app, HttpLimits(), listener, ServerState()))
-    await asyncio.get_running_loop().sock_recv(ends, 1)
-    for server in servers:
-        server.close()
-
-
-def _passed_on(path: Path, command: Mapping[str, Any], timeout_s: float | None) -> Json:
+async def _passed_on(path: Path, command: Mapping[str, Any], timeout_s: float | None) -> Json:
     """What another core answers. Raises: EngineError."""
-    connection = UnixConnection(path, timeout_s=None if timeout_s is None else timeout_s + 1)
+    body = json.dumps({"command": dict(command), "timeout_s": timeout_s}).encode()
+    within_s = _LONGEST_S if timeout_s is None else timeout_s + 1
     try:
-        body = json.dumps({"command": dict(command), "timeout_s": timeout_s})
-        connection.request("POST", _COMMAND, body, {"content-type": "application/json"})
-        response = connection.getresponse()
-        said: Json = json.load(response)
-    except (OSError, ValueError, http.client.HTTPException) as error:
+        async with Upstream(connect_timeout_s=within_s, unix_path=str(path)) as core:
+            status, told = await core.fetch(
+                "http://localhost",
+                _COMMAND,
+                method="POST",
+                headers=[("content-type", JSON)],
+                body=body,
+                within_s=within_s,
+                max_bytes=_MAX_ANSWER,
+            )
+        said: Json = json.loads(told)
+    except (UnreachedError, BrokenError, ValueError) as error:
         raise EngineError(f"a core of the engine can't be asked ({error}): nothing is known of its part") from error
-    finally:
-        connection.close()
-    if response.status != 200:
+    if status != 200:
         raise EngineError(str(said.get("error", {}).get("message", said)))
     return said

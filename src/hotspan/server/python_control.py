@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def _called(path: Path, method: str, route: str, body: Json | None) -> Json:
         connection.request(method, route, data, {"content-type": "application/json"})
         response = connection.getresponse()
         said: Json = json.loads(response.read())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         raise ConfigError(f"the engine can't be asked ({error}): does it run?") from error
     finally:
         connection.close()
