@@ -18,7 +18,7 @@ from hotspan.config.admin_token import HOW_TO_GIVE, AdminToken, find_token
 from hotspan.config.control import SCHEME, engine_sockets
 from hotspan.config.environment import environment
 from hotspan.config.options import option
-from hotspan.core.errors import ConfigError, RefusedError
+from hotspan.core.errors import ConfigError, NoAnswerError, RefusedError
 from hotspan.http.local import open_url
 from hotspan.http.unix import UnixConnection
 
@@ -90,12 +90,14 @@ class Admin(AdminToken):
                 return read(answer)
         except urllib.error.HTTPError as error:
             body = _json(error)
-            raise RefusedError(f"{shown} refused: {_reason(error.code, body, token)}", body) from error
+            raise RefusedError(f"{shown} refused: {_reason(error.code, body, token)}", body, error.code) from error
         except (OSError, HTTPException) as error:
             reason = getattr(error, "reason", error)
-            if address.startswith(SCHEME) and isinstance(reason, TimeoutError):
-                raise ConfigError(f"{shown} is stalled: {_stall(address, timeout_s)}") from error
-            raise ConfigError(f"{shown} can't be asked ({reason}): does it run, and is --server right?") from error
+            is_late = isinstance(reason, TimeoutError)
+            if address.startswith(SCHEME) and is_late:
+                raise NoAnswerError(f"{shown} is stalled: {_stall(address, timeout_s)}") from error
+            kind = NoAnswerError if is_late else ConfigError
+            raise kind(f"{shown} can't be asked ({reason}): does it run, and is --server right?") from error
         except ValueError as error:
             raise ConfigError(f"{shown} does not answer as hotspan does: is --server right?") from error
 
