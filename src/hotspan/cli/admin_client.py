@@ -35,12 +35,23 @@ class Admin(AdminToken):
         f"URL of the server, or unix:PATH of an engine that your own vLLM runs. Default: {_EXAMPLE}; without a server "
         "of this user there, the engine with the connector that runs on this host.",
     )
+    _found: list[str] = field(default_factory=list, init=False, compare=False)
+    """The address, once it was looked for: all calls of a command go to one server, whichever others start."""
 
     @property
     def address(self) -> str:
-        """What is asked: what --server says, or what is found. Raises: ConfigError if several engines are."""
+        """What is asked: what --server says, or what is found at the first time.
+
+        Raises: ConfigError if several engines are found.
+        """
         if self.server:
             return self.server
+        if not self._found:
+            self._found.append(self._find())
+        return self._found[0]
+
+    @staticmethod
+    def _find() -> str:
         surroundings = environment()
         engines = [] if find_token(_DEFAULT_PORT, surroundings) else engine_sockets(surroundings)
         if len(engines) > 1:

@@ -179,7 +179,7 @@ def warm(
     if admin.address.startswith(SCHEME):
         raise ConfigError("an engine's own socket takes no texts: give --server URL of the vLLM server before it")
     key = options.api_key or environment().get("OPENAI_API_KEY", "")
-    client = replace(admin, token=key) if key else admin
+    client = replace(admin, server=admin.address, token=key) if key else admin
     page = (lambda: admin.text("/metrics")) if options.wait_for_idle else None
 
     async def post(path: str, body: dict[str, Any]) -> Any:
