@@ -1,6 +1,8 @@
 """`hotspan trace`: record which requests of a running server share text, and show what a trace is like."""
 
+import os
 import signal
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -74,7 +76,7 @@ def record(
     if not rows:
         unasked = f" ({', '.join(found.silent)})" if found.silent else ""
         raise ConfigError(f"no request was answered within {options.seconds:g} s{unasked}: nothing was written")
-    write_rows(output, rows, found.servers)
+    _write(output, rows, found.servers)
     print_written(output)
     asked = sum(row["input_length"] for row in rows)
     cached = sum(row["cached_length"] for row in rows)
@@ -121,6 +123,21 @@ def show(
     if facts.finish_reasons is not None:
         ends = sorted(facts.finish_reasons.items(), key=lambda each: -each[1])
         typer.echo("answers ended by " + ", ".join(f"{name or 'unknown'}: {count:,}" for name, count in ends))
+
+
+def _write(path: Path, rows: list[dict[str, Any]], servers: Sequence[dict[str, Any]]) -> None:
+    """Write them, or keep them in a temporary file. Raises: ConfigError that names it."""
+    try:
+        write_rows(path, rows, servers)
+    except OSError as error:
+        failed = f"{path} can't be written ({error.strerror})"
+        try:
+            fd, beside = tempfile.mkstemp(prefix="hotspan-trace-", suffix=".jsonl")
+            os.close(fd)
+            write_rows(Path(beside), rows, servers)
+        except OSError as again:
+            raise ConfigError(f"{failed}, nor a temporary file ({again.strerror}): record again") from error
+        raise ConfigError(f"{failed}: the recording is in {beside}: move it to where there is room") from error
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]], servers: Sequence[dict[str, Any]] = ()) -> None:
