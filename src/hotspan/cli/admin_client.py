@@ -121,17 +121,24 @@ class StatsOptions(Printing):
 
 
 @contextlib.contextmanager
-def said_by_each(address: str, answer: Any) -> Iterator[list[tuple[str, dict[str, Any]]]]:
-    """A block that reads what a server answered: its answer under "", or that of each replica behind a router.
+def reading(address: str) -> Iterator[None]:
+    """A block that reads what a server answered.
 
     Raises: ConfigError if the answer has not what the block reads: no server of hotspan's gave it.
     """
     try:
+        yield
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ConfigError(f"{address} does not answer as hotspan does: is --server right?") from error
+
+
+@contextlib.contextmanager
+def said_by_each(address: str, answer: Any) -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """A block as `reading`'s: what a server answered, under "", or that of each replica behind a router."""
+    with reading(address):
         rows = answer.get("replicas")
         is_router = bool(rows) and isinstance(rows[0], dict) and "body" in rows[0]
         yield [(row["replica"], row["body"]) for row in rows if row["status"] < 300] if is_router else [("", answer)]
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ConfigError(f"{address} does not answer as hotspan does: is --server right?") from error
 
 
 @contextlib.contextmanager
