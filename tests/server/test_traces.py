@@ -549,11 +549,24 @@ def test_a_second_interrupt_ends_the_last_fetch() -> None:
 
 
 def test_an_interrupt_loses_no_answer_that_is_on_its_way() -> None:
-    """The rows that a server has given away are kept before it is asked for its last ones."""
+    """The rows that a server has given away are awaited and kept before it is asked for its last ones."""
+    last, order, was_asked = threading.Event(), [], []
 
     def post(path: str, body: dict[str, Any]) -> Any:
-        if not body["is_last"]:
+        if body["is_last"]:
+            last.set()
+        else:
             os.kill(os.getpid(), signal.SIGINT)
+            was_asked.append(last.wait(timeout=0.3))
+        order.append(body["is_last"])
         return told(2 if body["is_last"] else 1)
 
     assert [row["timestamp"] for row in collect({"a": post}, 60).rows] == [1, 2]
+    assert order == [False, True] and was_asked == [False], "the last rows are asked for after the answer"
+
+
+def test_a_recording_that_began_again_just_before_the_end_is_said() -> None:
+    """Less than the clocks' slack after the fetch before: what was told is older than what there is."""
+    clock = Time()
+    found = collect({"a": Scripted(told(0, age_s=0.4), told(0, age_s=0.0))}, 0.5, clock=clock, sleep=clock.sleep)
+    assert found.interrupted == ["a"]

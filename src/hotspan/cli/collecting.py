@@ -121,7 +121,7 @@ class _Collection:
         )
         self._advance, self._clock = advance, clock
         self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
+        self._threads: set[threading.Thread] = set()
         self._has_begun = False
         self._refused: dict[str, ConfigError] = {}
         self._began_s: float | None = None
@@ -159,18 +159,20 @@ class _Collection:
 
     def _ask_all(self, *, is_last: bool) -> None:
         asked = self._asked | {"is_last": is_last}
-        self._threads = [
-            start("trace-fetch", partial(self._ask, name, post, asked), failed=partial(self._leave_out, name))
-            for name, post in [*self.left.items()]
-        ]
+        for name, post in [*self.left.items()]:
+            ask, failed = partial(self._ask, name, post, asked), partial(self._leave_out, name)
+            self._threads.add(start("trace-fetch", ask, failed=failed))
         self._wait()
 
     def _wait(self) -> None:
-        for thread in self._threads:
+        while self._threads:
+            thread = next(iter(self._threads))
             thread.join()
+            self._threads.discard(thread)
 
     def _ask(self, name: str, post: Post, asked: dict[str, Any]) -> None:
         """On a thread of its own."""
+        self._threads.add(threading.current_thread())  # an interrupt may come before who starts it knows it
         sent_s = self._clock()
         try:
             told = _told(name, post, asked)
