@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hotspan.cli import admin_client
+from hotspan.cli import admin_client, main
 from hotspan.cli.cache import CheckOptions, cache
 from hotspan.cli.invalidate import InvalidateOptions, Invalidation
 from hotspan.core.errors import ConfigError
@@ -113,6 +113,29 @@ def test_what_is_no_answer_of_hotspans_is_said(
     monkeypatch.setattr(admin_client.Admin, "post", lambda self, path, *rest: answer)
     status, output = run(*words, "--server", "http://x:1")
     assert status == 2 and "does not answer as hotspan does" in output
+
+
+@pytest.mark.parametrize("answer", [{"ok": 1}, [1], 1, None, {"replicas": [1], "adapters": [1], "data": []}])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("cache", "explain"),
+        ("cache", "warm", __file__),
+        ("adapters", "list"),
+        ("adapters", "register", "a", "b"),
+        ("adapters", "update", "a"),
+        ("adapters", "remove", "a"),
+        ("route", "replicas"),
+        ("route", "drain", "http://a"),
+    ],
+)
+def test_each_command_says_that_another_server_answered(
+    words: tuple[str, ...], answer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one line, not a traceback."""
+    monkeypatch.setattr(admin_client.Admin, "_call", lambda self, *rest: answer)
+    done = CliRunner().invoke(main.app, [*words, "--server", "http://x:1"])
+    assert done.exit_code == 2 and "http://x:1 does not answer as hotspan does" in done.output, done.output
 
 
 def test_stats_have_the_tokens_of_a_chunk_and_no_made_up_counts(monkeypatch: pytest.MonkeyPatch) -> None:

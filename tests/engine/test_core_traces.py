@@ -48,7 +48,7 @@ def test_rows_are_those_that_hotspan_s_server_has(engine: Core) -> None:
     """Lengths, keys of the blocks, what was cached, and how it ended; each row is told once, and nothing before."""
     prompt, other = engine.text(1, LENGTH), engine.text(2, LENGTH)
     engine.ask(prompt)
-    assert fetch(engine) == {"rows": [], "running": 0, "dropped": 0}
+    assert fetch(engine) == {"rows": [], "running": 0, "dropped": 0, "age_s": 0.0}
     cached = engine.ask(prompt, 3, salt="s")
     engine.stored(other)
     engine.ask(other, 2)

@@ -131,6 +131,18 @@ def test_a_server_s_shred_says_what_was_destroyed(
     assert said in keys("shred", "--server", "http://x", "--tenant", "t", "--yes", status=status).output
 
 
+@pytest.mark.parametrize("answer", [{"ok": 1}, [1], 1, None, {"roots": 1, "shredded": 1}, {"shredded": {}}])
+@pytest.mark.parametrize("words", [("rotate",), ("shred", "--yes")])
+@pytest.mark.parametrize("route", [lambda one: one, lambda one: behind_a_router(one)])
+def test_the_answer_of_another_server_is_said(
+    words: Sequence[str], answer: Any, route: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its JSON is: one line, and no traceback."""
+    monkeypatch.setattr(admin_client.Admin, "post", lambda *_: route(answer))
+    output = keys(*words, "--server", "http://x", "--tenant", "t", status=2).output
+    assert "http://x does not answer as hotspan does" in output
+
+
 @pytest.mark.parametrize("route", [lambda one: one, behind_a_router])
 def test_a_server_s_rotation_names_the_roots(
     route: Callable[[dict[str, Any]], dict[str, Any]], monkeypatch: pytest.MonkeyPatch

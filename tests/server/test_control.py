@@ -509,6 +509,19 @@ def test_what_is_left_of_killed_engines_goes(runtime: Path, closing: ExitStack) 
     assert not list(runtime.iterdir())
 
 
+def test_a_command_asks_one_engine(runtime: Path, closing: ExitStack) -> None:
+    """The one that it found first, whichever others start while it goes on."""
+    first = opened(closing)
+    admin = Admin()
+    admin.get("/hotspan/cache")
+    second = opened(closing, name="other")
+    assert len(list(runtime.iterdir())) == 2
+    with pytest.raises(ConfigError, match="2 engines run on this host"):
+        Admin().get("/hotspan/cache")
+    admin.get("/hotspan/cache")
+    assert len(first.asked) == 2 and not second.asked
+
+
 def test_a_directory_with_a_long_name_is_passed_over(tmp_path: Path) -> None:
     """The kernel takes 107 bytes of a socket's path: the other directory of this user is taken."""
     session = tmp_path / ("x" * 100)

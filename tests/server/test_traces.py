@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import signal
+import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +16,9 @@ pytest.importorskip("vllm")
 
 from vllm.sampling_params import RequestOutputKind
 
-from hotspan.cli.trace import collect, write_rows
-from hotspan.core.errors import ConfigError, RefusedError
+from hotspan.cli.collecting import collect
+from hotspan.cli.trace import write_rows
+from hotspan.core.errors import ConfigError, NoAnswerError, RefusedError
 from hotspan.core.recorded import RecordedServer, recorded_servers
 from hotspan.core.trace import read
 from hotspan.engine.traces import Traces, block_keys, section_keys
@@ -22,6 +26,25 @@ from hotspan.server.recording import Recording, with_servers
 
 DELTA, FINAL = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
 TEXT = list(range(1300))
+
+
+def told(*at: int, running: int = 0, dropped: int = 0, **more: Any) -> dict[str, Any]:
+    """An answer with rows of these times."""
+    rows = [{"timestamp": each, "input_length": 1, "cached_length": 0} for each in at]
+    return {"rows": rows, "running": running, "dropped": dropped} | more
+
+
+class Time:
+    """A clock that sleeps move."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
 
 class Server:
@@ -51,8 +74,8 @@ class Server:
                 self.now += 1
                 reason = ends if n == len(counts) - 1 else None
                 each = SimpleNamespace(token_ids=[0] * count, finish_reason=reason)
-                told = SimpleNamespace(first_token_latency=0.25) if kind is FINAL else None
-                yield SimpleNamespace(outputs=[each], num_cached_tokens=512, metrics=told)
+                times = SimpleNamespace(first_token_latency=0.25) if kind is FINAL else None
+                yield SimpleNamespace(outputs=[each], num_cached_tokens=512, metrics=times)
 
         async def drain() -> None:
             async for _ in self.traces.followed(generate(), kind, session):
@@ -64,7 +87,7 @@ class Server:
 def test_a_row_has_times_lengths_and_keys() -> None:
     """In Mooncake's format, whether outputs are deltas or come once, with what the server found and took."""
     server = Server()
-    assert server.traces.fetch("a") == {"rows": [], "running": 0, "dropped": 0}
+    assert server.traces.fetch("a") == {"rows": [], "running": 0, "dropped": 0, "age_s": 0.0}
     server.now += 5
     server.asked(TEXT)
     server.asked(TEXT, kind=FINAL)
@@ -75,7 +98,7 @@ def test_a_row_has_times_lengths_and_keys() -> None:
     assert (first["ttft_ms"], first["cached_length"], second["output_length"]) == (1000.0, 512, 3)
     assert (second["ttft_ms"], second["duration_ms"]) == (250.0, 1000.0), "a whole answer's first token came before"
     assert first["hash_ids"] == second["hash_ids"] and len(first["hash_ids"]) == 3
-    assert server.traces.fetch("a") == {"rows": [], "running": 0, "dropped": 0}
+    assert server.traces.fetch("a") == {"rows": [], "running": 0, "dropped": 0, "age_s": 8.0}
 
 
 def test_a_row_has_its_session_and_how_it_ended(tmp_path: Path) -> None:
@@ -200,7 +223,7 @@ def test_a_client_that_goes_leaves_its_row() -> None:
     async def leave() -> None:
         followed = server.traces.followed(generate(), DELTA)
         await anext(followed)
-        assert server.traces.fetch("a") == {"rows": [], "running": 1, "dropped": 0}
+        assert server.traces.fetch("a") == {"rows": [], "running": 1, "dropped": 0, "age_s": 0.0}
         await followed.aclose()
 
     asyncio.run(leave())
@@ -210,8 +233,7 @@ def test_a_client_that_goes_leaves_its_row() -> None:
 
 def test_a_file_is_sorted_and_can_be_simulated(tmp_path: Path) -> None:
     """Rows come when requests end and are written by their beginnings; the file is a trace with what was recorded."""
-    server = Server()
-    times = iter((0.0, 0.0, 1.0, 2.0, 3.0))
+    server, clock = Server(), Time()
 
     def post(path: str, body: dict[str, Any]) -> Any:
         assert path == "/hotspan/trace"
@@ -220,11 +242,14 @@ def test_a_file_is_sorted_and_can_be_simulated(tmp_path: Path) -> None:
         return found | ({"servers": [{"model": "m", "ram": 1}]} if body["is_last"] and found is not None else {})
 
     def sleep(seconds: float) -> None:
+        clock.sleep(seconds)
+        server.now += 20
         server.asked(TEXT)
         server.now -= 10  # the next one began earlier
         server.asked(TEXT[:600])
 
-    rows, lost, silent, servers = collect([post], 2.0, clock=lambda: next(times), sleep=sleep)
+    rows, lost, silent, servers, interrupted = collect({"a": post}, 2.0, clock=clock, sleep=sleep)
+    assert not interrupted
     assert servers == [{"model": "m", "ram": 1}]
     assert len(rows) == 4 and (lost, silent) == (0, []) and rows == sorted(rows, key=lambda row: row["timestamp"])
     write_rows(tmp_path / "own.jsonl", rows, servers)
@@ -244,17 +269,17 @@ def test_a_server_that_ends_leaves_what_it_has_told() -> None:
         asked.append(body)
         if len(asked) > 1:
             raise ConfigError("http://x can't be asked")
-        return {"rows": [{"timestamp": 1}], "running": 0, "dropped": 0}
+        return told(1)
 
     def lasts(path: str, body: dict[str, Any]) -> Any:
-        return {"rows": [{"timestamp": 2}], "running": 0, "dropped": 0}
+        return told(2)
 
-    times = iter(range(10))
-    found = collect([ends, lasts], 3.5, clock=lambda: float(next(times)), sleep=lambda _: None)
+    clock = Time()
+    found = collect({"a": ends, "b": lasts}, 2.5, clock=clock, sleep=clock.sleep)
     assert [row["timestamp"] for row in found.rows] == [1, 2, 2, 2, 2] and len(asked) == 2
     assert found.silent == ["http://x can't be asked"]
     with pytest.raises(ConfigError, match="http://x"):
-        collect([ends], 3.5)
+        collect({"a": ends}, 3.5)
 
 
 def test_an_interrupt_ends_a_recording() -> None:
@@ -263,9 +288,8 @@ def test_an_interrupt_ends_a_recording() -> None:
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    rows, lost, *_ = collect(
-        [lambda path, body: {"rows": [{"timestamp": 1}], "running": 2, "dropped": 1}] * 2, 60, sleep=interrupted
-    )
+    posts = dict.fromkeys("ab", lambda path, body: told(1, running=2, dropped=1))
+    rows, lost, *_ = collect(posts, 60, sleep=interrupted)
     assert (len(rows), lost) == (4, 6)
 
 
@@ -283,16 +307,13 @@ def test_blocks_of_another_size(tmp_path: Path) -> None:
 
 def test_servers_with_other_chunks_are_not_mixed() -> None:
     """A file has blocks of one size: the line says which there are, and how to have one."""
-    posts = [
-        lambda path, body, tokens=tokens: {
-            "rows": [{"timestamp": 1, "block_tokens": tokens}],
-            "running": 0,
-            "dropped": 0,
-        }
-        for tokens in (256, 128)
-    ]
+
+    def post(tokens: int) -> Any:
+        row = told(1)["rows"][0] | {"block_tokens": tokens}
+        return lambda path, body: told() | {"rows": [row]}
+
     with pytest.raises(ConfigError, match=r"chunks of \[128, 256\] tokens: give one size for all as --block-tokens"):
-        collect(posts, 0.0)
+        collect({"a": post(256), "b": post(128)}, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -308,15 +329,15 @@ def test_blocks_are_chunks_unless_another_size_is_asked_for(
 def test_the_last_answer_has_each_engine_core() -> None:
     """With its tiers and rates; without tiers as many as the server has cores, and always the rows."""
     last = {"rows": [1], "running": 0, "dropped": 0, "server": {"model": "m"}, "engines": 2}
-    told = {
+    stats = {
         "chunk_tokens": 256,
         "token_bytes": 100.0,
         "rates": {"prefill_tokens_per_s": 7.0},
         "tiers": {"ram": {"capacity_bytes": 5, "chunks": 1}},
     }
-    found = with_servers(last, [told, told])
+    found = with_servers(last, [stats, stats])
     server = {"model": "m", "chunk_tokens": 256, "token_bytes": 100.0, "tier_bytes": {"ram": 5}}
-    assert found == {"rows": [1], "running": 0, "dropped": 0, "servers": [server | told["rates"]] * 2}
+    assert found == {"rows": [1], "running": 0, "dropped": 0, "servers": [server | stats["rates"]] * 2}
     read_back = recorded_servers(found, "x")
     assert read_back[0].tier_bytes == {"ram": 5.0} and read_back[0].prefill_tokens_per_s == 7.0
     assert with_servers(last, [])["servers"] == [{"model": "m"}] * 2
@@ -326,9 +347,9 @@ def test_the_replicas_of_a_router_are_recorded() -> None:
     """Rows of all that answer, also in the router's answer with an error; who did not is named; one may answer none."""
 
     def answer(replica: str, at: int) -> dict[str, Any]:
-        return {"replica": replica, "status": 200, "body": {"rows": [{"timestamp": at}], "running": 1, "dropped": 0}}
+        return {"replica": replica, "status": 200, "body": told(at, running=1)}
 
-    times = iter((0.0, 0.0, 1.0))
+    clock = Time()
     complete = {"is_complete": True, "replicas": [answer("a", 2), answer("b", 1)]}
     partial = {"is_complete": False, "replicas": [answer("a", 3), {"replica": "b", "status": 503, "body": None}]}
     answers = iter((complete, partial))
@@ -338,11 +359,214 @@ def test_the_replicas_of_a_router_are_recorded() -> None:
             raise RefusedError("502", found)
         return found
 
-    rows, lost, silent, _ = collect([post], 1.0, clock=lambda: next(times), sleep=lambda seconds: None)
+    rows, lost, silent, *_ = collect({"r": post}, 1.0, clock=clock, sleep=clock.sleep)
     assert [row["timestamp"] for row in rows] == [1, 2, 3] and (lost, silent) == (1, ["b"])
 
     def refused(path: str, body: dict[str, Any]) -> Any:
         raise RefusedError("409", {"replicas": [{"replica": "a", "status": 409, "body": None}]})
 
     with pytest.raises(RefusedError):
-        collect([refused], 1.0)
+        collect({"r": refused}, 1.0)
+
+
+BUSY = RefusedError("http://x refused: the engine gave no answer", None, 503)
+GONE = ConfigError("http://x can't be asked (refused)")
+
+
+class Scripted:
+    """A server that answers as it is told, or raises; then with no row. `asked`: the bodies."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = [*answers]
+        self.asked: list[dict[str, Any]] = []
+
+    def __call__(self, path: str, body: dict[str, Any]) -> Any:
+        self.asked.append(body)
+        answer = self.answers.pop(0) if self.answers else told()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.mark.parametrize("error", [BUSY, NoAnswerError("http://x can't be asked (timed out)")])
+def test_a_busy_server_is_asked_again(error: Exception) -> None:
+    """After a 503, or no answer in time: it is named, and its later rows are there."""
+    clock, server = Time(), Scripted(told(1), error, told(2))
+    found = collect({"a": server}, 3.0, clock=clock, sleep=clock.sleep)
+    assert [row["timestamp"] for row in found.rows] == [1, 2] and found.silent == ["a"] and len(server.asked) == 4
+
+
+def test_a_server_that_is_busy_at_the_end_is_asked_twice_for_its_last_rows() -> None:
+    """Its last rows, and what it is, are worth a second; one that has ended its recording is not asked again."""
+    clock, other = Time(), Scripted()
+    server = Scripted(told(1), BUSY, told(2, servers=[{"model": "m"}]))
+    found = collect({"a": server, "b": other}, 1.0, clock=clock, sleep=clock.sleep)
+    assert [row["timestamp"] for row in found.rows] == [1, 2] and found.servers == [{"model": "m"}]
+    assert [body["is_last"] for body in server.asked] == [False, True, True]
+    assert [body["is_last"] for body in other.asked] == [False, True]
+
+
+@pytest.mark.parametrize("error", [GONE, RefusedError("refused: no admin", None, 403)])
+def test_a_recording_without_servers_ends(error: Exception) -> None:
+    """At once, with what is there: nobody waits for a time that nobody records."""
+    clock, server = Time(), Scripted(told(1), error)
+    found = collect({"a": server}, 3600.0, clock=clock, sleep=clock.sleep)
+    assert len(found.rows) == 1 and found.silent == [str(error)] and len(server.asked) == 2 and clock.now == 1.0
+
+
+def test_all_servers_are_asked_at_once() -> None:
+    """One that takes long does not keep the others from being fetched in time."""
+    both = threading.Barrier(2)
+
+    def post(path: str, body: dict[str, Any]) -> Any:
+        both.wait(timeout=20)
+        return told()
+
+    assert collect({"a": post, "b": post}, 0.0).silent == []
+
+
+def test_a_recording_that_began_again_is_said() -> None:
+    """Its rows stay in order, on the time axis of the first: the gap is there, and what ran before it is missing."""
+    clock, server = Time(), Server()
+    waits = iter((1.0, 40.0, 1.0))
+
+    def post(path: str, body: dict[str, Any]) -> Any:
+        return server.traces.fetch(body["recording"], is_last=body["is_last"])
+
+    def sleep(seconds: float) -> None:
+        wait = next(waits)
+        server.asked(TEXT)  # two seconds
+        server.now += wait - 2
+        clock.now += wait
+
+    found = collect({"a": post}, 42.0, clock=clock, sleep=sleep)
+    assert [row["timestamp"] for row in found.rows] == [0, 41_000] and found.interrupted == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("ages", "interrupted"),
+    [
+        ((0.0, 1.0, 2.0), []),
+        ((0.0, 0.5, 1.0), []),  # within the slack
+        ((5.0, 3.0, 4.0), ["a"]),  # younger than before
+        ((0.0, 1.0, 1.0), []),
+        ((0.0, 0.0, 0.5), []),
+        ((0.0, None, None), []),  # an older server
+    ],
+)
+def test_a_younger_recording_is_another(ages: tuple[float | None, ...], interrupted: list[str]) -> None:
+    """Than it was, or than it would be now by more than clocks differ; a server without an age can't be judged."""
+    clock = Time()
+    answers = [told(0) | ({} if age is None else {"age_s": age}) for age in ages]
+    found = collect({"a": Scripted(*answers)}, 2.0, clock=clock, sleep=clock.sleep)
+    assert found.interrupted == interrupted and len(found.rows) == 3
+
+
+def test_a_restart_whose_answer_was_lost_is_found_by_its_age() -> None:
+    """The recording has its age again, but not the one that it would have: its beginning is found from it."""
+    clock = Time()
+    lost = NoAnswerError("late")
+    answers = (told(0, age_s=0.0), told(900, age_s=1.0, running=2), lost, told(100, 1500, age_s=2.0), told(age_s=3.0))
+    waits = iter((1.0, 50.0, 2.0, 1.0))
+
+    def sleep(seconds: float) -> None:
+        clock.now += next(waits)
+
+    found = collect({"a": Scripted(*answers)}, 54.0, clock=clock, sleep=sleep)
+    assert [row["timestamp"] for row in found.rows] == [0, 900, 51_100, 52_500]
+    assert found.interrupted == ["a"] and found.lost == 2 and found.silent == ["a"]
+
+
+def test_a_replica_that_comes_later_is_on_the_same_time_axis() -> None:
+    """Behind a router its recording begins with its first answer: its times count from there."""
+
+    def answer(**ages: float) -> dict[str, Any]:
+        return {
+            "replicas": [{"replica": each, "status": 200, "body": told(0, age_s=age)} for each, age in ages.items()]
+        }
+
+    clock = Time()
+    found = collect({"r": Scripted(answer(x=0.0), answer(x=1.0, y=0.0))}, 1.0, clock=clock, sleep=clock.sleep)
+    assert [row["timestamp"] for row in found.rows] == [0, 0, 1000] and not found.interrupted
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"ok": 1},
+        [1],
+        1,
+        None,
+        "text",
+        {"rows": [{"input_length": 1, "cached_length": 0}], "running": 0, "dropped": 0},
+        {"rows": [1], "running": 0, "dropped": 0},
+        {"rows": [], "running": "0", "dropped": 0},
+        {"rows": [], "running": 0, "dropped": 0, "age_s": None},
+        {"rows": [], "running": 0, "dropped": 0, "servers": 5},
+        {"replicas": [1]},
+        {"replicas": [{"replica": "a", "status": 200, "body": {"ok": 1}}]},
+        {"replicas": [{"replica": "a"}]},
+        {"replicas": 1},
+    ],
+)
+def test_the_answer_of_another_server_is_said(answer: Any) -> None:
+    """Whatever its JSON is: an error at first, and later it is left out with what it had told."""
+    with pytest.raises(ConfigError, match="a does not answer as hotspan does"):
+        collect({"a": Scripted(answer)}, 1.0)
+    clock = Time()
+    found = collect({"a": Scripted(told(1), answer)}, 9.0, clock=clock, sleep=clock.sleep)
+    assert len(found.rows) == 1 and "does not answer as hotspan does" in found.silent[0] and clock.now == 1.0
+
+
+def test_begun_recordings_end_if_one_can_not_be_asked() -> None:
+    """So that the next try is not refused, for 30 s, by what the first one has begun."""
+    server = Server()
+
+    def post(path: str, body: dict[str, Any]) -> Any:
+        return server.traces.fetch(body["recording"], is_last=body["is_last"])
+
+    with pytest.raises(ConfigError, match="can't be asked"):
+        collect({"a": post, "b": Scripted(GONE)}, 60.0)
+    assert server.traces.fetch("another") is not None
+
+
+def test_a_second_interrupt_ends_the_last_fetch() -> None:
+    """What was collected stays, and who did not answer is named."""
+    asked = threading.Event()
+
+    def post(path: str, body: dict[str, Any]) -> Any:
+        if body["is_last"]:
+            os.kill(os.getpid(), signal.SIGINT)
+            asked.wait(timeout=20)
+        return told(1)
+
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    found = collect({"a": post}, 60, sleep=interrupted)
+    asked.set()
+    assert len(found.rows) == 1 and found.silent == ["a"]
+
+
+def test_an_interrupt_loses_no_answer_that_is_on_its_way() -> None:
+    """The rows that a server has given away are awaited and kept before it is asked for its last ones."""
+    last, order, was_asked = threading.Event(), [], []
+
+    def post(path: str, body: dict[str, Any]) -> Any:
+        if body["is_last"]:
+            last.set()
+        else:
+            os.kill(os.getpid(), signal.SIGINT)
+            was_asked.append(last.wait(timeout=0.3))
+        order.append(body["is_last"])
+        return told(2 if body["is_last"] else 1)
+
+    assert [row["timestamp"] for row in collect({"a": post}, 60).rows] == [1, 2]
+    assert order == [False, True] and was_asked == [False], "the last rows are asked for after the answer"
+
+
+def test_a_recording_that_began_again_just_before_the_end_is_said() -> None:
+    """Less than the clocks' slack after the fetch before: what was told is older than what there is."""
+    clock = Time()
+    found = collect({"a": Scripted(told(0, age_s=0.4), told(0, age_s=0.0))}, 0.5, clock=clock, sleep=clock.sleep)
+    assert found.interrupted == ["a"]

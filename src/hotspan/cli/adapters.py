@@ -6,7 +6,7 @@ from urllib.parse import quote, urlencode
 
 import typer
 
-from hotspan.cli.admin_client import Admin
+from hotspan.cli.admin_client import Admin, reading
 from hotspan.cli.options import runs
 from hotspan.cli.output import Printing, print_json, stdout_console
 from hotspan.config.options import option
@@ -56,17 +56,19 @@ def list_adapters(options: ListOptions) -> None:
     token = "0"
     while token:
         page = options.admin.get(options.path(next_page_token=token))
-        found += page["adapters"]
-        token = page.get("nextPageToken", "")
+        with reading(options.admin.address):
+            found += page["adapters"]
+            token = page.get("nextPageToken", "")
     if options.printing.json:
         print_json({"adapters": found})
         return
     from rich.table import Table
 
     table = Table("name", "tenant", "loaded", "pinned", "digest", "src")
-    for each in found:
-        marks = ("yes" if each[part] else "no" for part in ("loaded", "pin"))
-        table.add_row(each["name"], each.get("tenant", ""), *marks, each["digest"][:12], each.get("src", ""))
+    with reading(options.admin.address):
+        for each in found:
+            marks = ("yes" if each[part] else "no" for part in ("loaded", "pin"))
+            table.add_row(each["name"], each.get("tenant", ""), *marks, each["digest"][:12], each.get("src", ""))
     stdout_console().print(table)
 
 
@@ -79,7 +81,7 @@ def register(
 ) -> None:
     """Register an adapter. Without --lazy, the command ends when the adapter is loaded."""
     body = {"name": name, "src": src, "preload": not options.lazy, "pin": options.pin}
-    typer.echo(options.admin.post(options.path(), body, _LOAD_S)["status"])
+    _show_status(options, options.admin.post(options.path(), body, _LOAD_S))
 
 
 @adapters.command("update")
@@ -90,11 +92,16 @@ def update(
     src: Annotated[str, typer.Argument(help="Directory of the new files. Default: the present one.")] = "",
 ) -> None:
     """Read an adapter's files again, or those of another directory. Requests in flight end with the old ones."""
-    typer.echo(options.admin.post(options.path(name, "update"), {"src": src} if src else {}, _LOAD_S)["status"])
+    _show_status(options, options.admin.post(options.path(name, "update"), {"src": src} if src else {}, _LOAD_S))
 
 
 @adapters.command("remove")
 @runs(ServerOptions)
 def remove(options: ServerOptions, name: Name) -> None:
     """Unregister an adapter. Its files stay."""
-    typer.echo(options.admin.delete(options.path(name), _LOAD_S)["status"])
+    _show_status(options, options.admin.delete(options.path(name), _LOAD_S))
+
+
+def _show_status(options: ServerOptions, answer: Any) -> None:
+    with reading(options.admin.address):
+        typer.echo(answer["status"])

@@ -18,7 +18,7 @@ from hotspan.config.admin_token import HOW_TO_GIVE, AdminToken, find_token
 from hotspan.config.control import SCHEME, engine_sockets
 from hotspan.config.environment import environment
 from hotspan.config.options import option
-from hotspan.core.errors import ConfigError, RefusedError
+from hotspan.core.errors import ConfigError, NoAnswerError, RefusedError
 from hotspan.http.local import open_url
 from hotspan.http.unix import UnixConnection
 
@@ -35,12 +35,23 @@ class Admin(AdminToken):
         f"URL of the server, or unix:PATH of an engine that your own vLLM runs. Default: {_EXAMPLE}; without a server "
         "of this user there, the engine with the connector that runs on this host.",
     )
+    _found: list[str] = field(default_factory=list, init=False, compare=False)
+    """The address, once it was looked for: all calls of a command go to one server, whichever others start."""
 
     @property
     def address(self) -> str:
-        """What is asked: what --server says, or what is found. Raises: ConfigError if several engines are."""
+        """What is asked: what --server says, or what is found at the first time.
+
+        Raises: ConfigError if several engines are found.
+        """
         if self.server:
             return self.server
+        if not self._found:
+            self._found.append(self._find())
+        return self._found[0]
+
+    @staticmethod
+    def _find() -> str:
         surroundings = environment()
         engines = [] if find_token(_DEFAULT_PORT, surroundings) else engine_sockets(surroundings)
         if len(engines) > 1:
@@ -90,12 +101,14 @@ class Admin(AdminToken):
                 return read(answer)
         except urllib.error.HTTPError as error:
             body = _json(error)
-            raise RefusedError(f"{shown} refused: {_reason(error.code, body, token)}", body) from error
+            raise RefusedError(f"{shown} refused: {_reason(error.code, body, token)}", body, error.code) from error
         except (OSError, HTTPException) as error:
             reason = getattr(error, "reason", error)
-            if address.startswith(SCHEME) and isinstance(reason, TimeoutError):
-                raise ConfigError(f"{shown} is stalled: {_stall(address, timeout_s)}") from error
-            raise ConfigError(f"{shown} can't be asked ({reason}): does it run, and is --server right?") from error
+            is_late = isinstance(reason, TimeoutError)
+            if address.startswith(SCHEME) and is_late:
+                raise NoAnswerError(f"{shown} is stalled: {_stall(address, timeout_s)}") from error
+            kind = NoAnswerError if is_late else ConfigError
+            raise kind(f"{shown} can't be asked ({reason}): does it run, and is --server right?") from error
         except ValueError as error:
             raise ConfigError(f"{shown} does not answer as hotspan does: is --server right?") from error
 
@@ -108,17 +121,24 @@ class StatsOptions(Printing):
 
 
 @contextlib.contextmanager
-def said_by_each(address: str, answer: Any) -> Iterator[list[tuple[str, dict[str, Any]]]]:
-    """A block that reads what a server answered: its answer under "", or that of each replica behind a router.
+def reading(address: str) -> Iterator[None]:
+    """A block that reads what a server answered.
 
     Raises: ConfigError if the answer has not what the block reads: no server of hotspan's gave it.
     """
     try:
+        yield
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ConfigError(f"{address} does not answer as hotspan does: is --server right?") from error
+
+
+@contextlib.contextmanager
+def said_by_each(address: str, answer: Any) -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """A block as `reading`'s: what a server answered, under "", or that of each replica behind a router."""
+    with reading(address):
         rows = answer.get("replicas")
         is_router = bool(rows) and isinstance(rows[0], dict) and "body" in rows[0]
         yield [(row["replica"], row["body"]) for row in rows if row["status"] < 300] if is_router else [("", answer)]
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ConfigError(f"{address} does not answer as hotspan does: is --server right?") from error
 
 
 @contextlib.contextmanager

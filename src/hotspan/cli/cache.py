@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotspan.cli.admin_client import StatsOptions, each_replica
+from hotspan.cli.admin_client import StatsOptions, each_replica, reading
 from hotspan.cli.controls import health, lookup, pin, prefetch
 from hotspan.cli.invalidate import invalidate, show_receipts
 from hotspan.cli.options import runs
@@ -179,13 +179,15 @@ def warm(
     if admin.address.startswith(SCHEME):
         raise ConfigError("an engine's own socket takes no texts: give --server URL of the vLLM server before it")
     key = options.api_key or environment().get("OPENAI_API_KEY", "")
-    client = replace(admin, token=key) if key else admin
+    client = replace(admin, server=admin.address, token=key) if key else admin
     page = (lambda: admin.text("/metrics")) if options.wait_for_idle else None
 
     async def post(path: str, body: dict[str, Any]) -> Any:
         return client.post(path, body, _WARM_S)
 
-    common = options.common() | {"model": options.model or client.get("/v1/models")["data"][0]["id"]}
+    models: Any = None if options.model else client.get("/v1/models")
+    with reading(admin.address):
+        common = options.common() | {"model": options.model or models["data"][0]["id"]}
     with Progress(f"warming {admin.address}", len(texts), "texts") as progress:
         done = warming.Warmed()
         asyncio.run(warming.warm(texts, warming.Server(post, page), common, done, advance=progress.advance))
@@ -236,7 +238,10 @@ def explain(
     from hotspan.cli.explain import explained, shown
 
     body = {name: value for name, value in (("request", request), ("tenant", options.tenant)) if value}
-    found = explained(options.admin.post("/hotspan/cache/explain", body))
+    answer = options.admin.post("/hotspan/cache/explain", body)
+    with reading(options.admin.address):
+        found = explained(answer)
+        said = "" if options.json else "\n\n".join(map(shown, found))
     if options.json:
         print_json(found)
     elif not found:
@@ -244,7 +249,7 @@ def explain(
             "no such request is known: those of each tenant's last ones that began to run are (--explain-requests)"
         )
     else:
-        typer.echo("\n\n".join(map(shown, found)))
+        typer.echo(said)
     if request and not found:
         raise typer.Exit(1)
 

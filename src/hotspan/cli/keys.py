@@ -46,13 +46,14 @@ class ChangeOptions(AdminToken):
             raise ConfigError("give --store and --kek of a key store that no server uses, or --server of a running one")
         return self.store, self.kek
 
-    def ask(self, path: str, tenant: str) -> list[Any]:
-        """What the server answers, or each replica behind a router."""
+    @contextlib.contextmanager
+    def asked(self, path: str, tenant: str) -> Iterator[list[Any]]:
+        """A block that reads what the server answers, or each replica behind a router. Raises: as `said_by_each`."""
         if self.store is not None or self.kek:
             raise ConfigError("--server has its own key store: leave --store and --kek out")
         admin = Admin(server=self.server, token=self.token, admin_token_file=self.admin_token_file)
         with said_by_each(self.server, admin.post(path, {"tenant": tenant})) as answers:
-            return [answer for _, answer in answers]
+            yield [answer for _, answer in answers]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -117,8 +118,9 @@ def rotate(options: RotateOptions) -> None:
 
     said = f"tenant {options.tenant!r} writes under the new root"
     if options.server:
-        answers = options.ask("/hotspan/keys/rotate", options.tenant)
-        typer.echo(f"{said} {', '.join(root for answer in answers for root in answer['roots'])} now")
+        with options.asked("/hotspan/keys/rotate", options.tenant) as answers:
+            roots = ", ".join(root for answer in answers for root in answer["roots"])
+        typer.echo(f"{said} {roots} now")
         return
     with _disk_errors(), open_keyring(*options.offline(), environment(), exclusive=True) as keyring:
         if options.new_kek:
@@ -138,11 +140,12 @@ def shred(options: ShredOptions) -> None:
 
     if options.server:
         options.confirm()
-        done = [answer["shredded"] for answer in options.ask("/hotspan/keys/shred", options.tenant)]
-        if not any(each["had_keys"] for each in done):
-            raise ConfigError(f"tenant {options.tenant!r} has no keys at {options.server}: see `hotspan keys list`")
-        roots = dict.fromkeys(root for each in done for root in each["roots"])
-        _show_shred(options.tenant, max(each["at"] for each in done), roots)
+        with options.asked("/hotspan/keys/shred", options.tenant) as answers:
+            done = [answer["shredded"] for answer in answers]
+            roots = [root for each in done for root in each["roots"]]
+            if not any(each["had_keys"] for each in done):
+                raise ConfigError(f"tenant {options.tenant!r} has no keys at {options.server}: see `hotspan keys list`")
+            _show_shred(options.tenant, max(each["at"] for each in done), dict.fromkeys(roots))
         return
     path, kek = options.offline()
     with _disk_errors(), open_keyring(path, kek, environment(), exclusive=True) as keyring:

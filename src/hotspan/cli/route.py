@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hotspan.cli.admin_client import Admin
+from hotspan.cli.admin_client import Admin, reading
 from hotspan.cli.options import built, runs, takes
 from hotspan.cli.output import Printing, explained, print_json, stdout_console
 from hotspan.config.admin_token import given_token
@@ -83,10 +83,12 @@ def replicas(options: ReplicasOptions) -> None:
     from rich.table import Table
 
     table = Table("replica", "group", "takes requests", "health", "breaker", "drained", "in flight", "tokens/s")
-    for each in answer["replicas"]:
-        marks = {name: "yes" if each[name] else "no" for name in ("can_take", "is_drained")}
-        states = (marks["can_take"], each["health"], each["breaker"], marks["is_drained"])
-        table.add_row(each["replica"], each["group"], *states, str(each["in_flight"]), f"{each['tokens_per_s']:,.0f}")
+    with reading(options.admin.address):
+        for each in answer["replicas"]:
+            marks = {name: "yes" if each[name] else "no" for name in ("can_take", "is_drained")}
+            states = (marks["can_take"], each["health"], each["breaker"], marks["is_drained"])
+            numbers = (str(each["in_flight"]), f"{each['tokens_per_s']:,.0f}")
+            table.add_row(each["replica"], each["group"], *states, *numbers)
     stdout_console().print(table)
 
 
@@ -94,19 +96,20 @@ def replicas(options: ReplicasOptions) -> None:
 @runs(ReplicaOptions)
 def drain(options: ReplicaOptions, replica: ReplicaUrl) -> None:
     """Send a replica no more requests; those in flight go on."""
-    _show_drained(options.admin.post(DRAIN, {"replica": replica}))
+    _show_drained(options, options.admin.post(DRAIN, {"replica": replica}))
 
 
 @route.command("resume")
 @runs(ReplicaOptions)
 def resume(options: ReplicaOptions, replica: ReplicaUrl) -> None:
     """Send a drained replica requests again."""
-    _show_drained(options.admin.post(RESUME, {"replica": replica}))
+    _show_drained(options, options.admin.post(RESUME, {"replica": replica}))
 
 
-def _show_drained(shown: dict[str, Any]) -> None:
-    state = "drained" if shown["is_drained"] else "takes requests" if shown["can_take"] else f"is {shown['health']}"
-    typer.echo(f"{shown['replica']}: {state}, {shown['in_flight']} requests in flight")
+def _show_drained(options: ReplicaOptions, shown: Any) -> None:
+    with reading(options.admin.address):
+        state = "drained" if shown["is_drained"] else "takes requests" if shown["can_take"] else f"is {shown['health']}"
+        typer.echo(f"{shown['replica']}: {state}, {shown['in_flight']} requests in flight")
 
 
 def _without_effect(settings: RouterSettings) -> Iterator[str]:

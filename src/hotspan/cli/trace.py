@@ -1,30 +1,31 @@
 """`hotspan trace`: record which requests of a running server share text, and show what a trace is like."""
 
-import contextlib
-import secrets
+import os
 import signal
-import time
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from http import HTTPStatus
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import orjson
 import typer
 
 from hotspan.cli.admin_client import Admin
+from hotspan.cli.collecting import collect
 from hotspan.cli.options import runs
 from hotspan.cli.output import Printing, check_writable, print_json, print_written
 from hotspan.config.kinds import COUNT, POSITIVE, between
 from hotspan.config.options import option
-from hotspan.core.errors import ConfigError, RefusedError
+from hotspan.core.errors import ConfigError
 from hotspan.core.recorded import described
 from hotspan.core.trace import BLOCK_RANGE, read
 
 trace = typer.Typer(help="Record and describe traces of requests.", no_args_is_help=True)
 
-_FETCH_S = 1.0
+_ANSWER_S = 20.0
+"""Less than the 30 s after which the recordings of the other servers end (engine/traces.py)."""
 
 
 @trace.callback()
@@ -69,12 +70,13 @@ def record(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends it as Ctrl-C does: the rows are written
     with Progress(f"recording {options.admin.address}", unit="requests") as progress:
         servers = [options.admin, *(replace(options.admin, server=url) for url in options.replica)]
-        posts = [each.post for each in servers]
+        posts = {each.address: partial(each.post, timeout_s=_ANSWER_S) for each in servers}
         found = collect(posts, options.seconds, progress.advance, options.block_tokens)
     rows = found.rows
     if not rows:
-        raise ConfigError(f"no request was answered within {options.seconds:g} s: nothing was written")
-    write_rows(output, rows, found.servers)
+        unasked = f" ({', '.join(found.silent)})" if found.silent else ""
+        raise ConfigError(f"no request was answered within {options.seconds:g} s{unasked}: nothing was written")
+    _write(output, rows, found.servers)
     print_written(output)
     asked = sum(row["input_length"] for row in rows)
     cached = sum(row["cached_length"] for row in rows)
@@ -83,6 +85,9 @@ def record(
     typer.echo(f"{len(rows)} requests, hit rate {cached / asked:.1%}, mean TTFT {ttft}")
     if found.silent:
         typer.secho(f"did not always answer, so that requests may be missing: {', '.join(found.silent)}", fg="yellow")
+    if found.interrupted:
+        names = ", ".join(found.interrupted)
+        typer.secho(f"recording of {names} was interrupted: requests are missing", fg="yellow")
     if found.lost:
         typer.secho(f"{found.lost} requests are missing: not answered at the end, or too many at once", fg="yellow")
 
@@ -120,89 +125,19 @@ def show(
         typer.echo("answers ended by " + ", ".join(f"{name or 'unknown'}: {count:,}" for name, count in ends))
 
 
-class Collected(NamedTuple):
-    """The rows of all servers, by their time.
-
-    lost:    how many requests are not among them. silent: who did not always answer.
-    servers: what the engines told of themselves at the end.
-    """
-
-    rows: list[dict[str, Any]]
-    lost: int
-    silent: list[str]
-    servers: list[dict[str, Any]]
-
-
-def collect(
-    posts: Sequence[Callable[[str, dict[str, Any]], Any]],
-    seconds: float,
-    advance: Callable[[int], None] = lambda count: None,
-    block_tokens: int | None = None,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Collected:
-    """Record until the time is over, or Ctrl-C.
-
-    posts:        ask each server.
-    block_tokens: of a hash; None is as each server has its chunks.
-    A server that can't be asked any more is left out from then on: what it has told is kept.
-    Raises:       ConfigError if a server can't be asked at first, somebody else records, or servers have other chunks.
-    """
-    name = secrets.token_hex(16)
-    sized = {} if block_tokens is None else {"block_tokens": block_tokens}
-    rows: list[dict[str, Any]] = []
-    servers: list[dict[str, Any]] = []
-    lost = 0
-    silent: set[str] = set()
-    ends_s, left = clock() + seconds, [*posts]
-    has_begun = False
-
-    def fetch(*, is_last: bool = False) -> None:
-        nonlocal lost, has_begun
-        asked = {"recording": name, "is_last": is_last} | sized
-        answers: list[dict[str, Any]] = []
-        for post in [*left]:
-            try:
-                answers += _answers(post, asked, silent)
-            except ConfigError as error:
-                if not has_begun:
-                    raise
-                silent.add(str(error))
-                left.remove(post)
-        has_begun = True
-        found = [row for answer in answers for row in answer["rows"]]
-        lost = sum(answer["running"] + answer["dropped"] for answer in answers)
-        rows.extend(found)
-        servers.extend(server for answer in answers for server in answer.get("servers", ()))
-        advance(len(found))
-
-    with contextlib.suppress(KeyboardInterrupt):
-        while (left_s := ends_s - clock()) > 0:
-            fetch()
-            sleep(min(_FETCH_S, left_s))
-    fetch(is_last=True)
-    if len(sizes := {row["block_tokens"] for row in rows if "block_tokens" in row}) > 1:
-        raise ConfigError(f"the servers have chunks of {sorted(sizes)} tokens: give one size for all as --block-tokens")
-    rows.sort(key=lambda row: row["timestamp"])
-    return Collected(rows, lost, sorted(silent), servers)
-
-
-def _answers(
-    post: Callable[[str, dict[str, Any]], Any], asked: dict[str, Any], silent: set[str]
-) -> list[dict[str, Any]]:
-    """Of a server, or of the replicas behind a router; those of them that did not answer are added to `silent`."""
+def _write(path: Path, rows: list[dict[str, Any]], servers: Sequence[dict[str, Any]]) -> None:
+    """Write them, or keep them in a temporary file. Raises: ConfigError that names it."""
     try:
-        answer = post("/hotspan/trace", asked)
-    except RefusedError as error:
-        answer = error.body
-        replicas = answer.get("replicas", ()) if isinstance(answer, dict) else ()
-        if not any(each["status"] == HTTPStatus.OK for each in replicas):
-            raise
-    if "replicas" not in answer:
-        return [answer]
-    silent.update(each["replica"] for each in answer["replicas"] if each["status"] != HTTPStatus.OK)
-    return [each["body"] for each in answer["replicas"] if each["status"] == HTTPStatus.OK]
+        write_rows(path, rows, servers)
+    except OSError as error:
+        failed = f"{path} can't be written ({error.strerror})"
+        try:
+            fd, beside = tempfile.mkstemp(prefix="hotspan-trace-", suffix=".jsonl")
+            os.close(fd)
+            write_rows(Path(beside), rows, servers)
+        except OSError as again:
+            raise ConfigError(f"{failed}, nor a temporary file ({again.strerror}): record again") from error
+        raise ConfigError(f"{failed}: the recording is in {beside}: move it to where there is room") from error
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]], servers: Sequence[dict[str, Any]] = ()) -> None:

@@ -4,6 +4,7 @@
      +-- ConfigError            what the user wrote can't work; the message says what to write instead
      |    +-- DirectoryError    a disk directory can't be used: full, read-only, in use, made for other chunks
      |    +-- RefusedError      another server's answer is an error
+     |    +-- NoAnswerError     another server gave no answer in time
      |    +-- UnsupportedModelError  a model's template or tokenizer is none that the router can do the work of
      +-- EngineError            the engine could not be started or is not what was expected
      +-- KeyUnavailable         an encryption key can't be had: KMS out of reach, wrapped by another KEK, damaged
@@ -33,11 +34,16 @@ class UnsupportedModelError(ConfigError):
 
 
 class RefusedError(ConfigError):
-    """A server's answer is an error. `body`: its JSON; None if it is none."""
+    """A server's answer is an error. `body`: its JSON; None if it is none. `status`: that of HTTP; 0 if unknown."""
 
-    def __init__(self, message: str, body: object) -> None:
+    def __init__(self, message: str, body: object, status: int = 0) -> None:
         super().__init__(message)
         self.body = body
+        self.status = status
+
+
+class NoAnswerError(ConfigError):
+    """A server gave no answer in time: it may be busy, and answer the next time."""
 
 
 class DirectoryError(ConfigError):

@@ -100,6 +100,7 @@ class Traces:
 
         block_tokens: that a key stands for; the first fetch of a recording says it.
         is_last:      ends the recording.
+        `age_s` of the answer: for how long the recording goes on; one that ended unnoticed began anew.
         None while another recording goes on.
         """
         now, found = self._clock(), self.active()
@@ -111,7 +112,8 @@ class Traces:
         rows, found.rows, found.kept_keys = found.rows, [], 0
         if is_last:
             self._recording = None
-        return {"rows": rows, "running": found.running, "dropped": found.dropped}
+        age_s = round(now - found.began_s, 3)
+        return {"rows": rows, "running": found.running, "dropped": found.dropped, "age_s": age_s}
 
     def followed(
         self, outputs: AsyncGenerator[Any, None], kind: RequestOutputKind, session: str | None = None

@@ -121,6 +121,7 @@ class CoreEngine:
             return None
         rows = sorted((row for answer in answers for row in answer["rows"]), key=itemgetter("timestamp"))
         found = {"rows": rows} | {name: sum(answer[name] for answer in answers) for name in ("running", "dropped")}
+        found |= {"age_s": max(answer["age_s"] for answer in answers)}
         if not is_last:
             return found
         return found | {"server": recorded_engine(self._config, min(self.names)), "engines": len(answers)}
