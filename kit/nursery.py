@@ -23,14 +23,11 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Final
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _CLONE_NEWNS: Final = 0x00020000
-_CLONE_NEWUSER: Final = 0x10000000
-_CLONE_NEWNET: Final = 0x40000000
 _MS_PRIVATE_ALL: Final = (1 << 18) | (1 << 14)
 """MS_PRIVATE | MS_REC."""
 
@@ -45,24 +42,12 @@ class NotForked(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
-    """What a program has to itself, with all that it starts, as on a host of its own.
-
-    shared: a directory that it has as /dev/shm; needs root. shared_mib: an empty /dev/shm of this size, as
-    `unshare --user --map-root-user --mount` has it. network: one that `ip netns add` made; needs root.
-    """
-
-    shared: str | None = None
-    shared_mib: int | None = None
-    network: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Program:
     """`python WORDS`.
 
     fds: the numbers that its descriptors get; it has no others. group: its process group, as Popen has it.
-    max_files: a limit of its own for open files.
+    max_files: a limit of its own for open files. shared: a directory that it has as /dev/shm, with all that it starts,
+    as on a host of its own; that needs root.
     """
 
     words: Sequence[str]
@@ -72,7 +57,7 @@ class Program:
     is_session: bool = False
     group: int = -1
     max_files: int | None = None
-    own: Own = Own()
+    shared: str | None = None
 
 
 class Nursery:
@@ -128,7 +113,8 @@ def live(received: socket.socket, run: Callable[[Program, Nursery], None]) -> No
     """
     while True:
         program, fds = _serve(received)
-        _separate(program.own)  # before its nursery is forked, so that what comes from that has it too
+        if program.shared is not None:
+            _mount(program.shared)  # before its nursery is forked, so that what comes from that has it too
         sent, inner = pair()
         parent = os.getpid()
         if os.fork():
@@ -159,8 +145,7 @@ def _serve(received: socket.socket) -> tuple[Program, list[int]]:
                 os.close(fd)
             os.read(waits, 1)  # until the process between is gone, and who asked is the parent
             os.close(waits)
-            given = json.loads(message)
-            return Program(**given | {"own": Own(**given["own"])}), fds
+            return Program(**json.loads(message)), fds
         for fd in (waits, writes, *fds):
             os.close(fd)
         os.waitpid(between, 0)
@@ -187,32 +172,16 @@ def _end_with(parent: int) -> None:
         os._exit(0)
 
 
-def _separate(own: Own) -> None:
-    """Have all of this in this process and its children. Raises: OSError."""
-    if own.network is not None:
-        with open(f"/run/netns/{own.network}") as file:
-            _check(_LIBC.setns(file.fileno(), _CLONE_NEWNET), f"the network {own.network}")
-    if own.shared_mib is not None:
-        user, group = os.getuid(), os.getgid()
-        _check(_LIBC.unshare(_CLONE_NEWUSER), "a namespace of users")
-        for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
-            Path("/proc/self", name).write_text(text)
-        _mount(b"tmpfs", b"tmpfs", 0, f"size={own.shared_mib}m".encode())
-    if own.shared is not None:
-        _mount(os.fsencode(own.shared), None, _MS_BIND, None)
-
-
-def _mount(what: bytes, kind: bytes | None, flags: int, options: bytes | None) -> None:
-    """Have this as /dev/shm, which others do not see. Raises: OSError."""
-    _check(_LIBC.unshare(_CLONE_NEWNS), "a namespace of mounts")
-    _check(_LIBC.mount(b"none", b"/", None, _MS_PRIVATE_ALL, None), "mounts of its own")
-    _check(_LIBC.mount(what, b"/dev/shm", kind, flags, options), f"{os.fsdecode(what)} as /dev/shm")
-
-
-def _check(status: int, what: str) -> None:
-    """Raises: OSError if a call failed."""
-    if status:
-        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+def _mount(shared: str) -> None:
+    """Have this directory as /dev/shm, in this process and its children. Raises: OSError."""
+    own, root = os.fsencode(shared), b"/"
+    failed = (
+        _LIBC.unshare(_CLONE_NEWNS)
+        or _LIBC.mount(b"none", root, None, _MS_PRIVATE_ALL, None)
+        or _LIBC.mount(own, b"/dev/shm", None, _MS_BIND, None)
+    )
+    if failed:
+        raise OSError(ctypes.get_errno(), f"{shared} as /dev/shm: {os.strerror(ctypes.get_errno())}")
 
 
 def _begin(program: Program, fds: Sequence[int], nursery: Nursery) -> Program:

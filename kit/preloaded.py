@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from kit.inspection import inspect_in_process
-from kit.nursery import NotForked, Nursery, Own, limit_files, live, pair
+from kit.nursery import Nursery, limit_files, live, pair
 from kit.spawning import TITLE_BYTES, Chosen, Imports, executing, is_server, run
 
 MODULES: Final = (
@@ -82,13 +82,14 @@ class Preloaded:
         self.close()
 
     def popen(
-        self, command: Sequence[str], max_files: int | None = None, own: Own | None = None, **how: Any
+        self, command: Sequence[str], max_files: int | None = None, shared: Path | None = None, **how: Any
     ) -> subprocess.Popen[Any]:
-        """As subprocess.Popen. max_files: a limit of its own for open files. own: what else it has to itself.
+        """As subprocess.Popen. max_files: a limit of its own for open files. shared: what it has as /dev/shm.
 
-        Raises: NotForked if it is to have something to itself, and can't be forked.
+        Raises: NotForked if it is to have a /dev/shm of its own, and can't be forked.
         """
         _, nursery, imports = self._started = self._started or self._start()
+        own = None if shared is None else os.fspath(shared)
         execute_child = executing(nursery, imports, max_files, own, self._chosen)
         forked: type[subprocess.Popen[Any]] = type("Forked", (subprocess.Popen,), {"_execute_child": execute_child})
         return forked(command, **how)
@@ -148,19 +149,12 @@ class Servers:
                 self._preloaded.close()
 
     def popen(
-        self,
-        usual: Mapping[str, str],
-        command: Sequence[str],
-        max_files: int | None = None,
-        own: Own | None = None,
-        **how: Any,
+        self, usual: Mapping[str, str], command: Sequence[str], max_files: int | None = None, **how: Any
     ) -> subprocess.Popen[Any]:
-        """As Preloaded.popen. usual: the environment of most servers."""
+        """As subprocess.Popen. usual: the environment of most servers. max_files: a limit of its own for open files."""
         if self._is_forked and is_server(command):
             self._preloaded = self._preloaded or Preloaded(usual)
-            return self._preloaded.popen(command, max_files, own, **how)
-        if own is not None:
-            raise NotForked(f"outside of a run of tests, or no server: {command}")
+            return self._preloaded.popen(command, max_files, **how)
         if max_files is not None:
             how["preexec_fn"] = functools.partial(limit_files, max_files)
         process: subprocess.Popen[Any] = subprocess.Popen(command, **how)

@@ -18,7 +18,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from kit.nursery import NotForked, Nursery, Own, Program, limit_files
+from kit.nursery import NotForked, Nursery, Program, limit_files
 
 TITLE_BYTES: Final = 2000
 _SPAWNED: Final = "--multiprocessing-fork"
@@ -123,12 +123,12 @@ def executing(
     nursery: Nursery,
     imports: Imports,
     max_files: int | None = None,
-    own: Own | None = None,
+    shared: str | None = None,
     chosen: Chosen = is_server,
 ) -> Callable[..., None]:
-    """subprocess's own method, with the chosen programs from a nursery. max_files, own: as in `Program`.
+    """subprocess's own method, with the chosen programs from a nursery. max_files, shared: as in `Program`.
 
-    What is to have something of its own and can't be forked raises NotForked.
+    What is to have a /dev/shm of its own and can't be forked raises NotForked.
     """
     execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 
@@ -137,7 +137,7 @@ def executing(
         words = [os.fspath(each) for each in given["args"]] if isinstance(given["args"], (list, tuple)) else []
         environment = dict(os.environ) if given["env"] is None else given["env"]
         if not chosen(words) or not _is_plain(given) or not imports.fit(environment):
-            if own is not None:
+            if shared is not None:
                 raise NotForked(f"in another environment, or no program that is forked: {words}")
             _execute_limited(execute, self, given, max_files)
             return
@@ -153,12 +153,12 @@ def executing(
             given["start_new_session"],
             group,
             max_files,
-            own or Own(),
+            shared,
         )
         try:
             self.pid = nursery.fork(program, fds)
         except NotForked:
-            if own is not None:
+            if shared is not None:
                 raise
             _execute_limited(execute, self, given, max_files)
             return

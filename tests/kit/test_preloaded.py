@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,13 +12,13 @@ from typing import Any
 import psutil
 import pytest
 
-from kit.nursery import NotForked, Own
+from kit.nursery import NotForked
 from kit.preloaded import Preloaded
 from kit.spawning import Imports, is_program
 from kit.waiting import until
 
 STARTS = """
-import json, multiprocessing, os, resource, signal, socket, sys, threading
+import json, multiprocessing, os, resource, signal, sys, threading
 
 def child(queue):
     queue.put((os.getpid(), os.getppid(), os.environ["OF_PARENT"], __name__, os.path.exists("/dev/shm/marker")))
@@ -38,8 +37,6 @@ if __name__ == "__main__":
     told |= {"environment": dict(os.environ), "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0]}
     told |= {"spawned": [spawned.pid, *of_child], "code": spawned.exitcode, "path": sys.path[0]}
     told |= {"has_marker": os.path.exists("/dev/shm/marker")}
-    told |= {"interfaces": sorted(name for _, name in socket.if_nameindex())}
-    told |= {"shared_mib": os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize >> 20}
     told |= {"threads": threading.active_count(), "fds": sorted(map(int, os.listdir("/proc/self/fd")))[:3]}
     print(json.dumps(told))
     print("to stderr", file=sys.stderr)
@@ -114,7 +111,7 @@ def test_variables_that_imports_read_are_recorded(place: Path, environment: dict
     (place / "reads.py").write_text("import os\nos.environ.get('READ'), dict(os.environ), os.environ.copy()\n")
     with Preloaded(environment | {"READ": "1"}, modules=["reads"]) as preloaded:
         for variables, is_forked in (({"READ": "1", "KEPT": "2"}, True), ({"READ": "2"}, False)):
-            how: dict[str, Any] = {"env": environment | variables, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            how = {"env": environment | variables, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
             process = preloaded.popen([*COMMAND, "pause"], cwd=place, **how)
             assert process.stdout is not None and process.stdout.readline() == b"pauses\n"
             assert bool(psutil.Process(process.pid).children()) == is_forked  # its nursery
@@ -127,7 +124,7 @@ def test_signals_end_it_and_what_it_was_given(
     number: signal.Signals, preloaded: Preloaded, environment: dict[str, str], place: Path
 ) -> None:
     """The exit status is the signal's, and its nursery ends with it."""
-    how: dict[str, Any] = {"env": environment, "cwd": place, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    how = {"env": environment, "cwd": place, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = preloaded.popen([*COMMAND, "pause"], **how)
     assert process.stdout is not None and process.stdout.readline() == b"pauses\n"
     itself = psutil.Process(process.pid)
@@ -143,7 +140,7 @@ def test_a_server_outlives_the_process_with_the_imports(
     preloaded: Preloaded, environment: dict[str, str], place: Path
 ) -> None:
     """Closing that one ends no server; another server is forked from a new one."""
-    how: dict[str, Any] = {"env": environment, "cwd": place, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    how = {"env": environment, "cwd": place, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = preloaded.popen([*COMMAND, "pause"], **how)
     assert process.stdout is not None and process.stdout.readline() == b"pauses\n"
     preloaded.close()
@@ -168,55 +165,27 @@ def test_it_may_have_shared_memory_of_its_own(
         pytest.skip("a /dev/shm of its own needs root")
     (own := tmp_path / "own").mkdir()
     (own / "marker").touch()
-    how: dict[str, Any] = {"env": environment, "cwd": place, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    said, _ = told(preloaded.popen(COMMAND, own=Own(str(own)), **how))
+    how = {"env": environment, "cwd": place, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    said, _ = told(preloaded.popen(COMMAND, shared=own, **how))
     assert said["has_marker"] and said["spawned"][-1]
     said, _ = told(preloaded.popen(COMMAND, **how))
     assert not said["has_marker"] and not said["spawned"][-1] and not Path("/dev/shm/marker").exists()
 
 
-def test_its_shared_memory_may_be_small(preloaded: Preloaded, environment: dict[str, str], place: Path) -> None:
-    """It is empty, and of this size, as in a container; what runs beside it does not see it."""
-    small = ["unshare", "--user", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"]
-    if subprocess.run(small, capture_output=True).returncode:
-        pytest.skip("no namespaces here")
-    how: dict[str, Any] = {"env": environment, "cwd": place, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    found, _ = told(preloaded.popen(COMMAND, own=Own(shared_mib=3), **how))
-    assert found["shared_mib"] == 3
-    status = os.statvfs("/dev/shm")
-    found, _ = told(preloaded.popen(COMMAND, **how))
-    assert found["shared_mib"] == status.f_blocks * status.f_frsize >> 20 != 3
-
-
-def test_it_may_be_in_another_network(preloaded: Preloaded, environment: dict[str, str], place: Path) -> None:
-    """One that `ip netns` made: it has no interface but its own."""
-    name = f"hotspan-{os.getpid()}-kit"
-    if os.geteuid() or subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode:
-        pytest.skip("network namespaces need root and iproute2")
-    how: dict[str, Any] = {"env": environment, "cwd": place, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    try:
-        subprocess.run(["ip", "-n", name, "link", "add", "apart0", "type", "veth", "peer", "apart1"], check=True)
-        found = [told(preloaded.popen(COMMAND, own=own, **how))[0]["interfaces"] for own in (Own(network=name), None)]
-    finally:
-        subprocess.run(["ip", "netns", "del", name], check=True)
-    assert found[0] == ["apart0", "apart1", "lo"]
-    assert found[1] == sorted(name for _, name in socket.if_nameindex())
-
-
-def test_what_is_to_have_something_to_itself_is_not_started_without(
+def test_what_is_to_have_its_own_shared_memory_is_not_started_without(
     preloaded: Preloaded, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """A program that can't be forked has no other way to it."""
+    """A program that can't be forked has no other way to a /dev/shm of its own."""
     for command, variables in ((["sh", "-c", "true"], {}), (COMMAND, {"PYTHONHASHSEED": "1"})):
         with pytest.raises(NotForked):
-            preloaded.popen(command, own=Own(str(tmp_path)), env=environment | variables)
+            preloaded.popen(command, shared=tmp_path, env=environment | variables)
 
 
 def test_the_chosen_programs_are_forked(environment: dict[str, str], tmp_path: Path) -> None:
     """Such as any module or file of Python's, where a test asks for that; a file's children are of that file."""
     script = tmp_path / "own.py"
     script.write_text(STARTS)
-    how: dict[str, Any] = {"env": environment, "cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    how = {"env": environment, "cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with Preloaded(environment, modules=(), chosen=is_program) as preloaded:
         process = preloaded.popen([sys.executable, str(script), "pause"], **how)
         assert process.stdout is not None and process.stdout.readline() == b"pauses\n"

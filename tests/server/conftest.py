@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import httpx
 
 from hotspan.config.server_settings import ServerSettings
 from hotspan.server.options import ServeOptions
-from kit.nursery import Own
 from kit.ports import free_port
 from kit.preloaded import SERVERS
 
@@ -80,19 +79,18 @@ class Server:
 
 @contextlib.contextmanager
 def started(
-    log: Path, *command: str, variables: Mapping[str, str], max_files: int | None = None, own: Own | None = None
+    log: Path, *command: str, variables: Mapping[str, str], max_files: int | None = None
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """A command of hotspan's in a process group of its own, gone at the end whatever happens.
 
     variables: of its environment, besides those of this process that are neither hotspan's nor vLLM's. max_files: a
-    limit of its own for open files. own: what else it has to itself. In a run of tests a server with the variables of
-    most is forked with its imports.
+    limit of its own for open files. In a run of tests a server with the variables of most is forked with its imports.
     """
     usual = {key: value for key, value in os.environ.items() if not key.startswith(("VLLM_", "HOTSPAN_"))}
     usual |= ENVIRONMENT | UNCOMPILED
     how: dict[str, Any] = {"env": usual | dict(variables), "start_new_session": True}
     with log.open("wb") as output:
-        process = SERVERS.popen(usual, command, max_files, own, stdout=output, stderr=subprocess.STDOUT, **how)
+        process = SERVERS.popen(usual, command, max_files, stdout=output, stderr=subprocess.STDOUT, **how)
     try:
         yield process
     finally:
@@ -111,12 +109,12 @@ def serving(
     *options: str,
     ready: bool = True,
     variables: Mapping[str, str] | None = None,
-    own: Own | None = None,
+    within: Sequence[str] = (),
 ) -> Iterator[Server]:
-    """`hotspan serve MODEL`. own: what it has to itself."""
+    """`hotspan serve MODEL`. within: a command that runs it."""
     port = free_port()
-    command = [sys.executable, "-m", "hotspan", "serve", str(model), "--port", str(port), *ENGINE, *options]
-    with started(log, *command, variables=variables or {}, own=own) as process:
+    command = [*within, sys.executable, "-m", "hotspan", "serve", str(model), "--port", str(port), *ENGINE, *options]
+    with started(log, *command, variables=variables or {}) as process:
         server = Server(process, port, log, str(model))
         if ready:
             server.wait_until_ready()

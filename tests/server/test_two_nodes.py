@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from kit.nursery import Own
 from kit.redis_server import INSTALL_REDIS
 
 from .conftest import Server, serving
@@ -57,7 +56,7 @@ def test_two_nodes_share_redis(nodes: tuple[str, str, str], tiny_model: Path, tm
 
     def start(node: int, name: str) -> AbstractContextManager[Server]:
         options = ("--ram-gib", "0.1", "--l2", f"redis://10.77.{node}.1:6379", *ALL)
-        return serving(tiny_model, tmp_path / name, *options, ready=False, own=Own(network=others[node]))
+        return serving(tiny_model, tmp_path / name, *options, ready=False, within=inside[node])
 
     try:
         with ExitStack() as stack:

@@ -19,7 +19,6 @@ from typing import Any
 
 import psutil
 
-from kit.nursery import Own
 from kit.ports import free_port
 from kit.preloaded import MODULES, Preloaded
 from kit.spawning import is_program
@@ -252,7 +251,7 @@ def _forked(
     with log.open("ab") as out:
         process: subprocess.Popen[str] = source.popen(
             [sys.executable, *words],
-            own=None if shared is None else Own(os.fspath(shared)),
+            shared=shared,
             stdin=pipe if has_pipes else subprocess.DEVNULL,
             stdout=pipe if has_pipes else out,
             stderr=out,

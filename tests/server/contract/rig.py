@@ -6,7 +6,7 @@ import shutil
 import string
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,6 @@ import httpx
 import openai
 
 from kit.demo_adapter import make_demo_adapter
-from kit.nursery import Own
 from kit.ports import free_port
 from tests.server.conftest import IN_CORE, Server, started
 
@@ -215,16 +214,16 @@ class Container:
 
 
 @contextlib.contextmanager
-def container(scratch: Path, variables: Mapping[str, str], own: Own | None = None) -> Iterator[Container]:
+def container(scratch: Path, variables: Mapping[str, str], within: Sequence[str] = ()) -> Iterator[Container]:
     """`hotspan serve` without a word, in an environment of these variables; gone at the end whatever happens.
 
-    own: what it has to itself.
+    within: a command that runs it.
     """
     port, log = free_port(), scratch / "log"
-    given = {"HOTSPAN_ADMIN_TOKEN": ADMIN_TOKEN, "OPTION_DISTRIBUTED_EXECUTOR_BACKEND": IN_CORE}
-    given |= {"SAGEMAKER_BIND_TO_PORT": str(port)} | dict(variables)
-    command = [sys.executable, "-m", "hotspan", "serve"]
-    with started(log, *command, variables=given, max_files=FEW_FILES, own=own) as process:
+    own = {"HOTSPAN_ADMIN_TOKEN": ADMIN_TOKEN, "OPTION_DISTRIBUTED_EXECUTOR_BACKEND": IN_CORE}
+    own |= {"SAGEMAKER_BIND_TO_PORT": str(port)} | dict(variables)
+    command = [*within, sys.executable, "-m", "hotspan", "serve"]
+    with started(log, *command, variables=own, max_files=FEW_FILES) as process:
         artifacts = Path(variables.get("HOTSPAN_CLIENT_ADAPTERS", scratch))
         running = Container(Server(process, port, log, "lmi"), Path(variables["HF_MODEL_ID"]), artifacts)
         try:

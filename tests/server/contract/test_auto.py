@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from hotspan.bench.prose import prose
-from kit.nursery import Own
 
 from .rig import Container, rows
 from .rig import container as serving
@@ -20,11 +19,9 @@ from .rig import container as serving
 pytestmark = pytest.mark.engine
 
 SHARED_MIB = 512
-"""What a small /dev/shm has: the tier takes what there is, and on a large machine that takes long to fill."""
-
-SMALL = ["unshare", "--user", "--map-root-user", "--mount"]
-SMALL += ["mount", "-t", "tmpfs", "-o", f"size={SHARED_MIB}m", "tmpfs", "/dev/shm"]
-"""Whether it can be had here."""
+SMALL = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+SMALL += [f'mount -t tmpfs -o size={SHARED_MIB}m tmpfs /dev/shm && exec "$@"', "sh"]
+"""A container with a small /dev/shm: the tier takes what there is, and on a large machine that takes long to fill."""
 
 VARIABLES = {
     "OPTION_LMCACHE_AUTO_CONFIG": "True",
@@ -46,11 +43,11 @@ PROMPT = prose(4, 700)
 
 @pytest.fixture(scope="module")
 def sized(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
-    tried = subprocess.run(SMALL, capture_output=True, text=True)
+    tried = subprocess.run([*SMALL, "true"], capture_output=True, text=True)
     if tried.returncode:
         pytest.skip(f"no namespace for a /dev/shm of its own here: {tried.stderr.strip()}")
     variables = VARIABLES | {"HF_MODEL_ID": str(tiny_model)}
-    with serving(tmp_path_factory.mktemp("sized"), variables, Own(shared_mib=SHARED_MIB)) as running:
+    with serving(tmp_path_factory.mktemp("sized"), variables, within=SMALL) as running:
         yield running
 
 
