@@ -14,7 +14,8 @@ import pytest
 
 import hotspan
 from hotspan.cli.admin_client import Admin
-from hotspan.cli.trace import collect, write_rows
+from hotspan.cli.collecting import collect
+from hotspan.cli.trace import write_rows
 from hotspan.core.errors import ConfigError, RefusedError
 from hotspan.core.trace import read
 from kit.engine import CHUNK, rig
@@ -91,13 +92,15 @@ def is_controlled_as_by_lmcache(command: Callable[..., tuple[int, str]], prompt:
 
 def is_recorded(url: str, model: Path, path: Path, file: Path) -> None:
     """`hotspan trace record` at the engine's own socket: what is asked meanwhile is in the file."""
-    now, cached = [0.0], []
+    cached = []
 
     def asks(_: float) -> None:
-        now[0] += 1
         cached.append(asked(url, model)[1])
+        if len(cached) == 3:
+            raise KeyboardInterrupt
 
-    found = collect([Admin(server=f"unix:{path}").post], 2.5, clock=lambda: now[0], sleep=asks)
+    found = collect({"the engine": Admin(server=f"unix:{path}").post}, 600, sleep=asks)
+    assert not found.silent and not found.interrupted
     write_rows(file, found.rows, found.servers)
     assert [row["cached_length"] for row in found.rows] == cached and len(cached) == 3 and all(cached), found
     (trace, (server,)) = read(file), found.servers

@@ -10,7 +10,8 @@ import pytest
 pytest.importorskip("vllm")
 
 from hotspan.cli.admin_client import Admin
-from hotspan.cli.trace import Collected, collect, write_rows
+from hotspan.cli.collecting import Collected, collect
+from hotspan.cli.trace import write_rows
 from hotspan.core.metrics_page import HITS, LOOKUPS, POOL_HITS, figures
 from hotspan.core.trace import read
 from hotspan.core.types import GIB
@@ -36,8 +37,11 @@ def test_a_recorded_server_is_simulated_as_it_is(tiny_model: Path, tmp_path: Pat
         is_over, found = threading.Event(), list[Collected]()
 
         def record() -> None:
-            clock = lambda: 1e9 if is_over.is_set() else 0.0  # noqa: E731
-            found.append(collect([admin.post], 1.0, clock=clock, sleep=lambda seconds: is_over.wait(0.1) and None))
+            def sleep(seconds: float) -> None:
+                if is_over.wait(0.1):
+                    raise KeyboardInterrupt
+
+            found.append(collect({server.url: admin.post}, 600, sleep=sleep))
 
         before = figures(admin.text("/metrics"), (LOOKUPS, HITS, POOL_HITS))[0]
         recorder = threading.Thread(target=record)
