@@ -73,6 +73,8 @@ LIMITS = {
     "server/admin.py": (1, "test_limits.py::test_announcements_hold_up_no_invalidation"),
     "server/admission.py": (2, FLOOD),
     "server/announce.py": (3, OVER),
+    "server/control.py": (1, BY_PART + "server/test_control.py::test_strangers_take_few_files"),
+    "server/control_app.py": (1, BY_PART + "server/test_control.py::test_bodies_have_the_bounds_of_a_server"),
     "server/hardening.py": (2, NOT_A_CLIENTS + "the operator's"),
     "server/invalidation.py": (4, (OVER, SCOPE)),
     "server/liveness.py": (1, NOT_A_CLIENTS + "a pause of the watch"),
