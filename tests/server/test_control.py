@@ -79,6 +79,12 @@ def config(rank: int = 0, name: str = "abcde") -> Any:
     )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def imported() -> None:
+    """What an engine core has imported long before: beside other tests it takes as long as a caller waits."""
+    import hotspan.server.control_app  # noqa: F401
+
+
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A user's runtime directory of the test's own; the paths of sockets must be short."""
