@@ -203,6 +203,16 @@ def test_what_does_not_fit_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found is not None and len(found["rows"]) == 1 and found["dropped"] == 2
 
 
+def test_a_recording_that_nobody_fetches_takes_nothing() -> None:
+    """A request that began in it and ends when it is over is no row, and none that was dropped."""
+    server = Server()
+    server.traces.fetch("a")
+    found = server.traces.active()
+    assert found is not None and server.traces.takes(found, len(TEXT))
+    server.now += 31
+    assert not server.traces.takes(found, len(TEXT)) and not found.dropped
+
+
 def test_a_client_that_goes_leaves_its_row() -> None:
     """A stream that is closed after its first output is a request with what was answered; one before it is none."""
     server = Server()

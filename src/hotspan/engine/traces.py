@@ -147,7 +147,7 @@ class Traces:
 
     def takes(self, found: Recording, tokens: int) -> bool:
         """Whether a recording goes on and has room for a prompt; what has none is counted. Mutates: the recording."""
-        if found is not self._recording:
+        if found is not self.active():
             return False
         has_room = found.kept_keys + tokens // found.block_tokens < _MAX_KEYS
         found.dropped += not has_room
