@@ -156,7 +156,7 @@ class Command(BaseModel):
     timeout_s: float | None = Field(ge=0, allow_inf_nan=False)
 
 
-class Administered:
+class AsAdministrator:
     """An app whose requests are the administrator's, and have the bounds of those that hotspan's own server gets."""
 
     def __init__(self, app: ASGIApp, admission: Admission, text: BodyLimit) -> None:
@@ -184,7 +184,7 @@ def apps_of(engine: CoreEngine, config: Any) -> Apps:
     with _making:
         routes = admin_router(CacheAdmin(engine, settings, Tenants()))
         made = [_app_of(routes, _between_cores(engine)), _app_of(routes)]
-    return Apps(*(Administered(each, admission, text) for each in made))
+    return Apps(*(AsAdministrator(each, admission, text) for each in made))
 
 
 def _between_cores(engine: CoreEngine) -> APIRouter:
