@@ -87,6 +87,7 @@ ATTRIBUTES: tuple[Attributes, ...] = (
         (
             *("request_id", "block_hashes", "num_prompt_tokens", "all_token_ids"),
             *("lora_request", "kv_transfer_params", "cache_salt", "num_tokens", "num_computed_tokens", "mm_features"),
+            "resumable",
         ),
     ),
     Attributes(
@@ -110,6 +111,12 @@ ATTRIBUTES: tuple[Attributes, ...] = (
     Attributes("vllm.v1.engine.core", "EngineCore", ("scheduler", "step_fn", "batch_queue")),
     Attributes("vllm.v1.engine.core", "EngineCoreProc", ("input_queue",)),
     Attributes("vllm.v1.core.sched.scheduler", "Scheduler", ("connector", "requests")),
+    Attributes(
+        "vllm.v1.core.sched.scheduler",
+        "Scheduler",
+        ("finished_recving_kv_req_ids", "failed_recving_kv_req_ids", "skipped_waiting"),
+        before=(0, 31),
+    ),
     Attributes("vllm.lora.request", "LoRARequest", first=("lora_name", "lora_int_id", "lora_path")),
     Attributes("vllm.v1.engine", "EngineCoreRequest", ("cache_salt", "sampling_params")),
     Attributes("vllm.sampling_params", "SamplingParams", ("extra_args",)),

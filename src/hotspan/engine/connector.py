@@ -69,6 +69,7 @@ from hotspan.engine.hosts import ADAPTERS, NODES, START, RankReport, check_repor
 from hotspan.engine.inline import InlineLoads, can_load_inline
 from hotspan.engine.manager import HotspanManager
 from hotspan.engine.net import LEFT_OUT, netted
+from hotspan.engine.older import mend_scheduler
 from hotspan.engine.opening import open_cache
 from hotspan.engine.plugin import log_as_vllm, open_controls
 from hotspan.engine.replicas import REPLICAS, replicas_of
@@ -178,6 +179,7 @@ class HotspanConnector(OffloadingConnector):
             if is_engine_core():
                 end_with_parent()
             offer_utility("hotspan", lambda core, command: core.scheduler.connector.administrator.do(command))
+            mend_scheduler(self.manager.has_failed_load)
             watch_executors(_follow)
             watch_ends(_finish_stores)
             for close in () if settings.is_served else open_controls(self.administrator, vllm_config):
@@ -328,7 +330,7 @@ class HotspanConnector(OffloadingConnector):
             return
         if not is_inline:
             self._lost.requests.add(request.request_id)
-        if is_inline or ENGINE < (0, 32):
+        else:
             groups, size = blocks.get_block_ids(), self._vllm_config.cache_config.block_size
             kept = self.manager.engine_tokens(request.request_id) // size if len(groups) == 1 else 0
             self._lost.blocks.update(block for group in groups for block in group[kept:] if block)

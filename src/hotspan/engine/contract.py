@@ -200,6 +200,8 @@ METHODS: tuple[Method, ...] = (
     Method("vllm.v1.engine.core", "EngineCore.shutdown"),
     Method("vllm.v1.engine.output_processor", "OutputProcessor.has_unfinished_requests"),
     Method("vllm.v1.core.sched.scheduler", "Scheduler.finish_requests", ("request_ids", "finished_status")),
+    Method("vllm.v1.core.sched.scheduler", "Scheduler.schedule"),
+    Method("vllm.v1.core.sched.scheduler", "Scheduler._update_from_kv_xfer_finished", ("kv_connector_output",)),
     Method("vllm.v1.core.sched.scheduler", "Scheduler.has_requests"),
     Method("vllm.engine.arg_utils", "EngineArgs.create_engine_config", ("usage_context", "headless")),
     Method("vllm.v1.executor.multiproc_executor", "MultiprocExecutor.__init__", ("vllm_config", "monitor_workers")),
@@ -238,7 +240,7 @@ OWN: dict[str, str] = {
     "HotspanConnector": "get_transfer_results",
     "HotspanManager": """
         bind admit is_waiting blended note_answer begin retire begin_step idle get_load_source
-        end_allocation
+        end_allocation has_failed_load
     """,
     "HotspanSpec": "open_slab find_ranks report unlink_slab",
     "HostWorker": "await_loads slot",

@@ -7,7 +7,8 @@ By the time that a load is prepared, vLLM counts on its bytes. It can still be t
                                             a step that waited for it, the blocks are invalid
     `Lost`: there is no job                 `FailedLoads.lose`: the same
 
-With several KV cache groups vLLM takes no invalid blocks: there nothing is loaded within a step (`inline.py`).
+With several KV cache groups vLLM takes no invalid blocks: there nothing is loaded within a step (`inline.py`). Before
+0.30 it hears from no worker that a request's load has failed: its scheduler asks (`older.py`).
 """
 
 from dataclasses import dataclass, field
@@ -17,8 +18,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     OffloadingWorkerMetadata,
 )
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
-
-from hotspan.engine.contract import ENGINE
 
 
 class FailedLoad(CPULoadStoreSpec):
@@ -57,9 +56,9 @@ class FailedLoads:
         for job_id in failed:
             job = meta.load_jobs.pop(job_id)
             told.completed_jobs[job_id] = 1
-            if job_id in inline or ENGINE < (0, 32):
+            if job_id in inline:
                 self._blocks.update(job.dst_spec.block_ids.tolist())
-            if job_id not in inline:
+            else:
                 self._requests.add(job.req_id)
 
     def lose(self, lost: Lost) -> None:

@@ -68,7 +68,8 @@ def shows(model: Path, fault: Fault) -> bool:
     from .plan import drawn
     from .world import run
 
-    plan: dict[str, Any] = {"actions": 40, "fails": False, "lives": 1, "ranks": 1, "depth": 1} | dict(fault.plan)
+    plan: dict[str, Any] = {"actions": 40, "fails": False, "lives": 1, "ranks": 1, "depth": 1, "mistakes": 0.0}
+    plan |= dict(fault.plan)
     kind = plan.pop("kind", None)
     with fault.planted():
         for seed in (fault.found_by, *range(_SEEDS)):

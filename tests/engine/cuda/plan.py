@@ -25,6 +25,7 @@ class Plan:
     adapters: that requests may name. disk_slots: of the disk, about; 0 for more than are ever stored.
     disk_fills: whether others take the space of the disk's file system. l2_fills: whether the L2 refuses and drops.
     depth: how many times as many layers as the kind has.
+    mistakes: of all loads, those that raise as they are prepared, or as they begin.
     later_ranks: of the engines after the first: other ones where each holds the same KV, and finds it all the same.
     """
 
@@ -53,6 +54,7 @@ class Plan:
     disk_fills: bool
     l2_fills: bool
     depth: int
+    mistakes: float
     later_ranks: int
 
     @property
@@ -68,8 +70,8 @@ class Plan:
 @dataclass
 class Totals:
     """What was done and found. accepted, rejected: drafts. adapted: requests with an adapter. full: stores that a disk
-    or L2 refused for want of space. found_on_start: cached tokens that an earlier engine had stored.
-    wrong: tokens whose KV was another's. left: bytes in slots that no store put there.
+    or L2 refused for want of space. lost: loads that raised. found_on_start: cached tokens that an earlier engine had
+    stored. wrong: tokens whose KV was another's. left: bytes in slots that no store put there.
     """
 
     worlds: int = 0
@@ -84,6 +86,7 @@ class Totals:
     rejected: int = 0
     adapted: int = 0
     full: int = 0
+    lost: int = 0
     found_on_start: int = 0
     aborted: int = 0
     resets: int = 0
@@ -135,6 +138,7 @@ def drawn(seed: int, kind: str | None = None, **fixed: Any) -> Plan:
         "disk_fills": chance.random() < 0.3,
         "l2_fills": chance.random() < 0.5,
         "depth": chance.choice((1, 1, 12, 40)),
+        "mistakes": random.Random(f"mistakes:{seed}").choice((0.0, 0.0, 0.0, 0.15)),
     }
     if ranks > 2:
         plan["depth"] = 1

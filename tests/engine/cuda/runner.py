@@ -153,7 +153,7 @@ class Rank(KnownBytes):
 
     def _tell(self, told: KVConnectorOutput, ended: set[str]) -> None:
         """Which requests' transfers have ended."""
-        if ENGINE < (0, 32):
+        if ENGINE < (0, 30):
             told.finished_sending, told.finished_recving = self.connector.get_finished(ended)
             return
         results = self.connector.get_transfer_results(ended)

@@ -17,6 +17,7 @@ from vllm.v1.request import RequestStatus
 from hotspan.cache.entry import Entry, State
 from hotspan.cache.tiered import TieredCache
 from hotspan.engine import opening, replicas
+from hotspan.engine.connector import HotspanConnector
 from hotspan.l2.follower import LogFollower
 from hotspan.l2.remote import RemoteOptions
 from hotspan.l2.written_under import StoreNames
@@ -41,6 +42,38 @@ _TEXTS = 6
 _TENANTS = (None, "tenant-a", "tenant-b")
 
 
+class Mistakes:
+    """Calls that raise at random, before or after they have done their work. count: those that did."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._chance = random.Random(f"mistakes:{plan.seed}")
+        self._share = plan.mistakes
+        self.count = 0
+
+    def before(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def called(*arguments: Any, **named: Any) -> Any:
+            self._may_raise()
+            return function(*arguments, **named)
+
+        return called
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def called(*arguments: Any, **named: Any) -> Any:
+            self._may_raise()
+            found = function(*arguments, **named)
+            self._may_raise()
+            return found
+
+        return called
+
+    def _may_raise(self) -> None:
+        if self._chance.random() < self._share:
+            self.count += 1
+            raise RuntimeError("a mistake of the search's")
+
+
 class World(Core):
     """A running engine of a world, and what happens to it."""
 
@@ -58,6 +91,7 @@ class World(Core):
         self.watch, self.machine = watch, watch.machine
         watch.slab = self.cache.ram.slab
         self.totals = Totals()
+        self.mistakes = Mistakes(plan)
         self.media = media
         self._looked_at: dict[int, Entry] = {}  # by slot
         self._live: list[str] = []
@@ -179,7 +213,7 @@ class World(Core):
         totals.wrong, totals.compared = self.runner.found_wrong, self.runner.compared
         totals.cached = sum(self.cached.values())
         totals.accepted, totals.rejected = self.runner.ranks[0].accepted, self.runner.ranks[0].rejected
-        totals.full = self.media.refused
+        totals.full, totals.lost = self.media.refused, self.mistakes.count
         totals.copies, totals.early, totals.device_errors = machine.copies, machine.early, machine.errors
         totals.races, totals.wrong_uses = sum(machine.races.counts.values()), len(machine.wrong_uses)
         return totals
@@ -223,6 +257,11 @@ def running(model: Path, plan: Plan, machine: Machine, media: Media) -> Iterator
             return config
 
         stack.enter_context(patch.object(EngineArgs, "create_engine_config", configured))
+        mistakes = Mistakes(plan)
+        stack.enter_context(patch.object(TieredCache, "begin_load", mistakes.before(TieredCache.begin_load)))
+        stack.enter_context(
+            patch.object(HotspanConnector, "_begin_load", mistakes.around(HotspanConnector._begin_load))
+        )
         watch = stack.enter_context(watched(machine))
         stack.enter_context(installed(machine))
         options: dict[str, Any] = {
@@ -244,6 +283,7 @@ def running(model: Path, plan: Plan, machine: Machine, media: Media) -> Iterator
             )
         )
         world = World(made, plan, watch, queues, clock, media)
+        world.mistakes = mistakes
         try:
             yield world
         finally:

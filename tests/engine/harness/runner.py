@@ -173,7 +173,7 @@ class KnownBytes(Executor):
         if self.on_step is not None:
             worker = connector.connector_worker.worker
             worker.wait(set(worker._pending))
-        if hasattr(connector, "get_transfer_results") and hasattr(output, "failed_recving"):  # since vLLM 0.32
+        if hasattr(connector, "get_transfer_results") and hasattr(output, "failed_recving"):  # since vLLM 0.30
             results = connector.get_transfer_results(scheduler_output.finished_req_ids)
             output.finished_sending, output.finished_recving = results.finished_sending, results.finished_recving
             output.failed_recving = results.failed_recving
