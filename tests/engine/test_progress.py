@@ -32,9 +32,13 @@ def test_it_changes_with_each_token_and_stays_without(tiny_model: Path) -> None:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(scheduler, "max_num_scheduled_tokens", 0)  # a fault: it schedules nothing, for ever
             before = told()
-            for _ in range(5):
+            for n in range(5):
+                engine.start(f"comes-{n}", engine.text(n, 20))
                 engine.step(1)
-                assert told() == before
+                assert told() == before, "a request that came was taken for progress"
+                engine.core.abort_requests([f"comes-{n - 1}"])
+                engine.step(1)
+                assert told() == before, "a request that was given up was taken for progress"
         engine.step(1)
         assert told() != before
         scheduler.set_pause_state(PauseState.PAUSED_ALL)

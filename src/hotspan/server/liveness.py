@@ -1,10 +1,10 @@
 """Whether an engine that has work makes steps, and whether these compute anything.
 
 An engine core takes calls between two steps, so an answered call proves that a step has ended. While requests are in
-work each core has one call to answer; none is sent to an idle engine. The answer is how far the core's requests are:
-twice the same, and the steps between computed nothing.
+work each core has one call to answer; none is sent to an idle engine. The answer is how many of the core's steps have
+computed: twice the same, and those between computed nothing.
 
-    has work --call--> every core --answers, or not; further than before, or not--> `reason` --> /ping and /health
+    has work --call--> every core --answers, or not; more than before, or not--> `reason` --> /ping and /health
 """
 
 import asyncio
@@ -39,8 +39,8 @@ class Steps(Protocol):
         ...
 
     async def turn(self) -> Sequence[int | None]:
-        """When each engine core has ended the step it is in: how far its requests are, in numbers that are equal only
-        where nothing was computed in between; None for a core that has nothing to compute, or does not tell.
+        """When each engine core has ended the step it is in: how many of its steps have computed; None for a core that
+        has nothing to compute, or does not tell.
         """
         ...
 
