@@ -100,6 +100,11 @@ def media(stage: Stage) -> Parts:
         return why(engine, engine.text(1, TEXT))
 
 
+def parts(stage: Stage) -> Parts:
+    with stage.core() as engine:
+        return why(engine, engine.text(1, TEXT), resumable=True)
+
+
 def keys(stage: Stage) -> Parts:
     with stage.core() as engine, patch.object(Admission, "keyer", return_value=None):
         return why(engine, engine.text(1, TEXT))
@@ -380,7 +385,7 @@ def tail(stage: Stage) -> Parts:
 
 
 ALL: list[Callable[[Stage], Parts]] = [
-    *(directives, weights_unknown, adapter_unknown, media, keys, mistake, prompt_logprobs),
+    *(directives, weights_unknown, adapter_unknown, media, parts, keys, mistake, prompt_logprobs),
     *(fault, late, cheaper_to_compute, group_missing, in_flight, no_store, withdrawn, other_request_failed, no_room),
     *(answer_not_stored, aborted, expired, invalidated, cleared, tier_down, evicted),
     *(first, weights_changed, other_adapter, other_salt, other_media, new_text, other_answer, other_options),

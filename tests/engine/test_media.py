@@ -135,10 +135,49 @@ def test_media_of_another_server_are_not_cached(params: dict[str, Any], is_cache
     admission = Admission(settings, bytes(32), [], 256)
     for features in ([], [object()]):
         asked: Any = SimpleNamespace(
-            request_id="asked", kv_transfer_params=params, mm_features=features, lora_request=None
+            request_id="asked",
+            kv_transfer_params=params,
+            mm_features=features,
+            lora_request=None,
+            resumable=False,
         )
         state = admission.admit(asked)
         assert (state.keyer is not None and state.may_store) == (is_cached or not features)
+
+
+@pytest.mark.parametrize(
+    ("params", "resumable"),
+    [
+        ({}, False),
+        ("no object", False),
+        ({"hotspan": {"tenant": 7}}, False),
+        ({"hotspan": Directives().to_json()}, True),
+    ],
+)
+def test_outputs_of_who_is_not_cached_are_not_used_for_other_weights(params: Any, resumable: bool) -> None:
+    """The engine keeps the encoder's output of any request: after its weights changed, no KV is made of it.
+
+    A request whose text comes in parts may have media in a later one.
+    """
+    named = {"hotspan": Directives().to_json()}
+    admission = Admission(replace(CacheOptions(ram_gib=0.1).settings(), is_served=True), bytes(32), [], 256)
+
+    def admit(params: Any, features: list[object], resumable: bool = False) -> str | None:
+        request: Any = SimpleNamespace(
+            request_id="asked",
+            kv_transfer_params=params,
+            mm_features=features,
+            lora_request=None,
+            resumable=resumable,
+        )
+        return admission.admit(request).left_out
+
+    admit(params, [] if resumable else [object()], resumable)
+    admission.end()
+    admission.is_open = True
+    assert admit(named, [object()]) == "weights" and admit(named, []) is None
+    admission.reset_outputs(is_used=False)
+    assert admit(named, [object()]) is None
 
 
 # -- a model that sees -------------------------------------------------------------------------------------------------

@@ -51,7 +51,12 @@ def test_a_text_that_grows_is_named_on() -> None:
 def admitted(*, is_strict: bool = False, is_served: bool = True, lora: Any = None, **params: Any) -> RequestRecord:
     settings = replace(CacheOptions(ram_gib=0.1).settings(), is_strict=is_strict, is_served=is_served)
     request: Any = SimpleNamespace(
-        request_id="asked", kv_transfer_params=params or None, mm_features=[], lora_request=lora, block_hashes=[]
+        request_id="asked",
+        kv_transfer_params=params or None,
+        mm_features=[],
+        lora_request=lora,
+        block_hashes=[],
+        resumable=False,
     )
     return Admission(settings, bytes(32), GROUPS, 32).admit(request)
 
@@ -102,7 +107,9 @@ def test_directives_of_the_server_are_taken_from_it_alone(given: Any, is_right: 
 def test_parameters_that_are_no_object_are_not_cached(params: Any) -> None:
     """vLLM itself would fail on them: they are dropped, and the request is not cached."""
     settings = CacheOptions(ram_gib=0.1).settings()
-    request: Any = SimpleNamespace(request_id="r", kv_transfer_params=params, mm_features=[], lora_request=None)
+    request: Any = SimpleNamespace(
+        request_id="r", kv_transfer_params=params, mm_features=[], lora_request=None, resumable=False
+    )
     assert (
         not is_cached(Admission(settings, bytes(32), GROUPS, 32).admit(request)) and request.kv_transfer_params is None
     )

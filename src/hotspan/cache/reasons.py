@@ -108,6 +108,11 @@ REASONS: Final[dict[str, Reason]] = {
         "the request is not cached: its images or audio came without hotspan's server, which names them",
         "serve with hotspan serve",
     ),
+    "parts": Reason(
+        Kind.ALL,
+        lambda case: case.left_out == "parts",
+        "the request is not cached: its text comes in parts while it runs, as on /v1/realtime",
+    ),
     "keys": Reason(
         Kind.ALL,
         lambda case: case.left_out == "keys",

@@ -263,6 +263,7 @@ class Admission:
 
     def admit(self, request: Request) -> RequestRecord:
         """What is to be known of a request. Blocks: for one pass over an adapter's files when it is first named."""
+        self._has_outputs |= bool(request.mm_features) or request.resumable  # later parts may have media, too
         if not isinstance(request.kv_transfer_params, dict | None):
             request.kv_transfer_params = None  # the engine would fail on it, too
             LEFT_OUT.note("directives")
@@ -270,9 +271,8 @@ class Admission:
         directives = self._directives(request)
         if isinstance(directives, str):
             return self.left_out(request, "directives", objection=directives)
-        if self._has_unnamed_media(request):
-            return self.left_out(request, "media", directives)
-        self._has_outputs |= bool(request.mm_features)
+        if request.resumable or self._has_unnamed_media(request):
+            return self.left_out(request, "parts" if request.resumable else "media", directives)
         if not self.is_open or (request.mm_features and self._has_old_outputs):
             LEFT_OUT.note("weights")
             return self.left_out(request, "weights", directives)

@@ -72,9 +72,10 @@ class Core(Tiers):
         *,
         salt: str | None = None,
         lora: LoRARequest | None = None,
+        resumable: bool = False,
         **directives: Any,
     ) -> Request:
-        """Hand a request to the scheduler, where it waits for the next step."""
+        """Hand a request to the scheduler, where it waits for the next step. resumable: the next part has its name."""
         request = Request(
             name,
             list(prompt),
@@ -83,6 +84,7 @@ class Core(Tiers):
             cache_salt=salt,
             lora_request=lora,
             block_hasher=self.core.request_block_hasher,
+            resumable=resumable,
         )
         self.core.add_request(request)
         return request
