@@ -5,12 +5,14 @@
 Two engines of real schedulers, caches and tiers (harness/core.py) share an L2; one of them has a disk. Each token's KV
 is a number that only its text and the weights it was computed with give: whatever is read in a step is compared with
 that of the weights that the engine has. The engines live on from sequence to sequence, until one is restarted. The L2
-evicts what is old.
+evicts what is old. In worlds of even seeds, weights that were reloaded from files have those files' name, as on no device
+yet; in the others a random one, as is shipped.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import math
 import os
@@ -42,6 +44,7 @@ from kit.proof import Proof, print_proof, write_proof  # noqa: E402
 from kit.simulated.memory_store import MemoryServer  # noqa: E402
 
 from .harness.core import Core, core  # noqa: E402
+from .harness.runner import KnownBytes  # noqa: E402
 
 OPERATIONS = 10
 """Of one sequence."""
@@ -70,6 +73,17 @@ def write_weights(directory: Path, number: int) -> None:
     os.replace(fresh, file)
 
 
+_edits = itertools.count(1 << 40)
+
+
+class Late(KnownBytes):
+    """Its files are replaced when the workers have read them, and the engine is not ready yet."""
+
+    def _initialize_from_config(self, configs: Any) -> None:
+        write_weights(self._directory, next(_edits))
+        super()._initialize_from_config(configs)
+
+
 class World:
     """Two engines, what they share, and the checkpoints that they may load.
 
@@ -80,6 +94,7 @@ class World:
         self.chance = random.Random(f"weights:{seed}")
         self.counts: Counter[str] = Counter()
         self.hits = self.sequences = 0
+        self._names_reloaded = seed % 2 == 0
         self._numbers = 0
         self._server = MemoryServer()
         self._disk = directory / "disk"
@@ -105,8 +120,19 @@ class World:
         """Do a few things. Raises: Failed."""
         for _ in range(OPERATIONS):
             at = self.chance.randrange(2)
-            names = ("ask", "start", "settle", "evict", "reset", "step", "edit", "change", "restart")
-            (name,) = self.chance.choices(names, (10, 4, 3, 3, 1, 3, 1, 5, 0.3))
+            names = (
+                "ask",
+                "start",
+                "settle",
+                "evict",
+                "reset",
+                "step",
+                "edit",
+                "change",
+                "restart",
+                "restart_and_edit",
+            )
+            (name,) = self.chance.choices(names, (10, 4, 3, 3, 1, 3, 1, 5, 0.3, 0.2))
             if name == "change":
                 name = self.chance.choice(_CHANGES)
             self.counts[name] += 1
@@ -195,20 +221,25 @@ class World:
         else:
             engine.core.wake_up()
 
-    def _restart(self, at: int) -> None:
+    def _restart(self, at: int, runner: type[KnownBytes] = KnownBytes) -> None:
         self.engines[at].finish()
         self._check(at)
         self._stacks[at].close()
         self._stacks[at] = ExitStack()
-        self.engines[at] = self._started(at, self.chance.choice(self.models))
+        model = self.models[3] if runner is Late else self.chance.choice(self.models)
+        self.engines[at] = self._started(at, model, runner)
+
+    def _restart_and_edit(self, at: int) -> None:
+        self._restart(at, Late)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _started(self, at: int, model: Path) -> Core:
+    def _started(self, at: int, model: Path, runner: type[KnownBytes] = KnownBytes) -> Core:
         clock = SimulatedClock(unix_s=time.time() + 1e6)
         disk = self._disk if at == 0 else None
-        self._stacks[at].enter_context(patch.object(identity, "RELOADS_AS_A_START", {"cpu"}))
-        return self._stacks[at].enter_context(core(model, disk=disk, l2=self._server, clock=clock))
+        if self._names_reloaded:
+            self._stacks[at].enter_context(patch.object(identity, "RELOADS_AS_A_START", {"cpu"}))
+        return self._stacks[at].enter_context(core(model, disk=disk, l2=self._server, clock=clock, runner=runner))
 
     def _check(self, at: int) -> None:
         engine = self.engines[at]

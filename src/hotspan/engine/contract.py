@@ -194,6 +194,7 @@ METHODS: tuple[Method, ...] = (
     Method("vllm.renderers.base", "BaseRenderer.render_cmpl_async", ("prompts",)),
     Method("vllm.renderers.base", "BaseRenderer._process_multimodal", ("prompt", "mm_data", "mm_uuids")),
     Method("vllm.multimodal.processing.inputs", "ProcessorInputs.get_mm_hashes", ("model_id",)),
+    Method("vllm.v1.executor.abstract", "Executor.__init__", ("vllm_config",)),
     Method("vllm.v1.executor.abstract", "Executor.init_kv_output_aggregator", ("connector",)),
     Method("vllm.v1.executor.abstract", "Executor.collective_rpc", ("method", "timeout", "args", "kwargs")),
     Method("vllm.v1.engine.core", "EngineCore.is_sleeping"),

@@ -49,7 +49,7 @@ class FileDigests:
     directory: where they are kept from start to start, if it is this user's alone; None keeps nothing.
 
     What it can't see: a write that leaves a file's time of change as it was (to the raw device, or under a clock that
-    was set back), and one between the engine's reading of the weights and the digest.
+    was set back).
     """
 
     def __init__(
@@ -125,7 +125,7 @@ def model_digest(
     digests = digests or FileDigests()
     digest = hashlib.sha256(b"hotspan-model-2")
     (model / "config.json").stat()
-    for path in sorted(path for path in model.iterdir() if _decides_kv(path, with_code=with_code)):
+    for path in sorted(path for path in model.iterdir() if decides_kv(path, with_code=with_code)):
         is_sampled = not full and path.suffix in _WEIGHTS
         content = _sampled(path) if is_sampled else digests.of(path)
         name = os.fsencode(path.name)
@@ -133,7 +133,8 @@ def model_digest(
     return digest.digest()
 
 
-def _decides_kv(path: Path, *, with_code: bool) -> bool:
+def decides_kv(path: Path, *, with_code: bool) -> bool:
+    """Whether a file of a model's directory is one of those that `model_digest` reads."""
     is_kind = path.suffix in _WEIGHTS or path.suffix == ".json" or (with_code and path.suffix == ".py")
     return is_kind and path.name not in _NOT_KV and path.is_file()
 

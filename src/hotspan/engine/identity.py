@@ -26,6 +26,7 @@ from hotspan.engine.contract import engine_version
 from hotspan.engine.fingerprint import FileDigests, model_digest
 from hotspan.engine.kv_fields import KV, kv_environment
 from hotspan.engine.replicas import replicas_of
+from hotspan.engine.start_files import changed_files
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,35 @@ def namespace_fields(
     if speculative is not None and speculative.method not in _WITHOUT_KV and speculative.model is not None:
         fields |= _draft(speculative, vllm_config.load_config, digests, full=full)
     return fields
+
+
+def require_same_files(vllm_config: VllmConfig, fields: Fields) -> None:
+    """Let no other process find this engine's KV if files changed since its workers began to read them.
+
+    To be called when the digests are made. Mutates: `fields`.
+    """
+    changed = changed_files(vllm_config)
+    if changed:
+        logger.warning(
+            "weights_have_no_digest files=%s: they changed while the engine started, and it may have the former ones; "
+            "what it caches is not found after a restart or by other replicas: start it again",
+            ", ".join(changed[:3]),
+        )
+        fields["unknown_weights"] = secrets.token_bytes(16)
+
+
+def draft_config(vllm_config: VllmConfig) -> ModelConfig | None:
+    """The draft model's configuration; None without one that has weights."""
+    speculative = vllm_config.speculative_config
+    if speculative is None or speculative.model is None or speculative.method in (*_WITHOUT_KV, *_WITHOUT_WEIGHTS):
+        return None
+    return speculative.draft_model_config
+
+
+def scales_path(vllm_config: VllmConfig) -> Path | None:
+    """The file with the scales of a media encoder; None without one."""
+    path = getattr(vllm_config.model_config.multimodal_config, "mm_encoder_fp8_scale_path", None)
+    return Path(path) if path else None
 
 
 _WITHOUT_KV = ("ngram", "ngram_gpu", "suffix")
@@ -156,12 +186,11 @@ def checkpoint_of(
 
 def _scales(vllm_config: VllmConfig, digests: FileDigests) -> dict[str, bytes]:
     """The bytes of the file with the scales of a media encoder."""
-    multimodal = vllm_config.model_config.multimodal_config
-    path = getattr(multimodal, "mm_encoder_fp8_scale_path", None)
-    if not path:
+    path = scales_path(vllm_config)
+    if path is None:
         return {}
     with contextlib.suppress(OSError):  # vLLM refuses it when it loads the model
-        return {"mm_encoder_fp8_scales": digests.of(Path(path))}
+        return {"mm_encoder_fp8_scales": digests.of(path)}
     return {}
 
 

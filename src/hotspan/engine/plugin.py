@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotspan.config.connector import CONNECTOR, CONNECTOR_MODULE
 from hotspan.engine.progress import offer_progress
+from hotspan.engine.start_files import watch_starts
 
 if TYPE_CHECKING:
     from hotspan.engine.admin import Administrator
@@ -17,8 +18,8 @@ _openers: list[ControlOpener] = []
 
 
 def register() -> None:
-    """Let vLLM find the connector, and its engine core tell whether it computes. vLLM calls this in each of its
-    processes, possibly more than once.
+    """Let vLLM find the connector, and its engine core tell whether it computes and note which files it starts with.
+    vLLM calls this in each of its processes, possibly more than once.
 
     The connector is imported when an engine asks for it, so an engine without it pays nothing.
     """
@@ -27,6 +28,7 @@ def register() -> None:
     if CONNECTOR not in KVConnectorFactory._registry:
         KVConnectorFactory.register_connector(CONNECTOR, CONNECTOR_MODULE, CONNECTOR)
     offer_progress()
+    watch_starts()
 
 
 def offer_control(opener: ControlOpener) -> None:
