@@ -5,8 +5,8 @@
 Two engines of real schedulers, caches and tiers (harness/core.py) share an L2; one of them has a disk. Each token's KV
 is a number that only its text and the weights it was computed with give: whatever is read in a step is compared with
 that of the weights that the engine has. The engines live on from sequence to sequence, until one is restarted. The L2
-evicts what is old. In worlds of even seeds, weights that were reloaded from files have those files' name, as on no device
-yet; in the others a random one, as is shipped.
+evicts what is old. In worlds of even seeds, weights that were reloaded from files have those files' name, as on no
+device yet; in the others a random one, as is shipped.
 """
 
 from __future__ import annotations
