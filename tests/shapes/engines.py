@@ -6,9 +6,11 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -19,6 +21,8 @@ from typing import Any
 
 import psutil
 
+from hotspan.cli.admin_client import Admin
+from hotspan.config.control import engine_sockets
 from kit.ports import free_port
 from kit.preloaded import MODULES, Preloaded
 from kit.spawning import is_program
@@ -79,11 +83,12 @@ class Answer:
 
 @dataclass
 class Engine:
-    """A running engine. seen: all processes that it had while it started."""
+    """A running engine. runtime: where its cores have their sockets. seen: its processes while it started, all of them."""
 
     shape: Shape
     model: Path
     directory: Path
+    runtime: Path
     processes: list[subprocess.Popen[str]] = field(default_factory=list)
     logs: list[Path] = field(default_factory=list)
     port: int = 0
@@ -107,13 +112,21 @@ class Engine:
             self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(weights)}})
 
     def forget(self) -> None:
-        """Empty all tiers; where no server of hotspan's stands before the engine, only RAM."""
+        """Invalidate all that the model has, on all tiers."""
         if "LLM" in self.shape.start:
             assert self._told(None)
         elif self.shape.start == "hotspan":
             self._post("/hotspan/cache/invalidate", {"model": True})
         else:
-            self._post("/reset_prefix_cache?reset_external=true", {})
+            own = [each for each in engine_sockets(self.variables) if str(self.runtime) in each.url]
+            assert own, self.said()[-3000:]
+            for engine in own:
+                Admin(server=engine.url).post("/hotspan/cache/invalidate", {"model": True})
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment of its processes."""
+        return _ENVIRONMENT | {"XDG_RUNTIME_DIR": str(self.runtime)}
 
     def stop(self) -> None:
         """In order: the head first."""
@@ -192,7 +205,8 @@ def running(
 
     Raises: Refused if it ends before it answers.
     """
-    engine = Engine(shape, model, directory, port=free_port())
+    runtime = Path(tempfile.mkdtemp(prefix="shape", dir="/tmp"))  # the paths of sockets must be short
+    engine = Engine(shape, model, directory, runtime, port=free_port())
     ports = free_port(), free_port()
     try:
         for node in range(shape.nodes):
@@ -205,6 +219,7 @@ def running(
         engine.stop()
     finally:
         engine.kill()
+        shutil.rmtree(runtime)
 
 
 def _started(
@@ -226,7 +241,8 @@ def _started(
         options: dict[str, Any] = {"model": str(engine.model)} | _MODEL | _offline(shape.options)
         options |= {"kv_transfer_config": transfer} if is_cached else {}
         settings = {"options": options, "forked": shape.start == "forked LLM", "tokens": TOKENS}
-        return _forked(source, ["-m", "tests.shapes.offline", json.dumps(settings)], log, shared, has_pipes=True)
+        words = ["-m", "tests.shapes.offline", json.dumps(settings)]
+        return _forked(source, words, log, shared, engine.variables, has_pipes=True)
     words = ["serve", str(engine.model), *_words(_MODEL), *shape.options.split(), "--enable-prompt-tokens-details"]
     words += ["--port", str(engine.port), "--shutdown-timeout", "30"]
     if shape.nodes > 1:
@@ -234,17 +250,22 @@ def _started(
         words += ["--master-addr", "127.0.0.1", "--master-port", str(master), *(["--headless"] if node else [])]
         words += ["--data-parallel-rpc-port", str(calls)] if shape.replicas > 1 else []
     if shape.start == "hotspan":
-        return _forked(
-            source, ["-m", "hotspan", *words, *(_words(tiers) if is_cached else ["--no-cache"])], log, shared
-        )
+        words = ["-m", "hotspan", *words, *(_words(tiers) if is_cached else ["--no-cache"])]
+        return _forked(source, words, log, shared, engine.variables)
     script = engine.directory / "own.py"
     script.write_text(VLLM)
     words += ["--kv-transfer-config", json.dumps(transfer)] if is_cached else []
-    return _forked(source, [str(script), *words], log, shared)
+    return _forked(source, [str(script), *words], log, shared, engine.variables)
 
 
 def _forked(
-    source: Preloaded, words: list[str], log: Path, shared: Path | None, *, has_pipes: bool = False
+    source: Preloaded,
+    words: list[str],
+    log: Path,
+    shared: Path | None,
+    variables: dict[str, str],
+    *,
+    has_pipes: bool = False,
 ) -> subprocess.Popen[str]:
     """`python WORDS`. has_pipes: its stdin and stdout are pipes; else `log` has what it prints."""
     pipe = subprocess.PIPE
@@ -255,7 +276,7 @@ def _forked(
             stdin=pipe if has_pipes else subprocess.DEVNULL,
             stdout=pipe if has_pipes else out,
             stderr=out,
-            env=_ENVIRONMENT,
+            env=variables,
             cwd=_ROOT,
             start_new_session=True,
             text=True,

@@ -11,6 +11,8 @@ def main(settings: dict[str, Any]) -> None:
     os.dup2(2, 1)  # what else is printed
     from vllm import LLM, SamplingParams
 
+    import hotspan
+
     if settings["forked"] and (child := os.fork()):
         sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     engine = LLM(**settings["options"])
@@ -19,7 +21,7 @@ def main(settings: dict[str, Any]) -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         if asked is None:
-            answer: Any = engine.reset_prefix_cache(reset_connector=True)
+            answer: Any = hotspan.control(engine).invalidate(model=True)["removed"]
         elif isinstance(asked, str):
             answer = bool(engine.collective_rpc("reload_weights", kwargs={"weights_path": asked}))
         else:
