@@ -54,6 +54,7 @@ OUTSIDE = {
     "end_allocation": "of the connector's update_state_after_alloc: complete_load and leave_out have nets",
     "engine_tokens": "a figure",
     "has_failed_load": "a figure",
+    "is_own": "a figure",
     "reset_cache": "a reset that did not happen must not be taken for one",
     "leave_out": "is what the net calls, within a net",
     "group_count": "a figure of the start",

@@ -5,7 +5,9 @@ vLLM's own loop ends it, over the scheduler, cache and tiers in simulated time.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -105,6 +107,24 @@ def test_an_engine_without_a_process_of_its_own_stores_what_is_left(tiny_model: 
         engine.start("b", engine.text(2, TOKENS))  # nobody waits for it any more
     with core(tiny_model, disk=tmp_path / "kv") as engine:
         assert engine.ask(text) == CHUNKS * CHUNK
+
+
+def test_the_end_of_a_forked_child_leaves_its_parent_s_engine_alone(tiny_model: Path, tmp_path: Path) -> None:
+    """Python's finalizers end the engine in a child of os.fork() too, whose copy of it has no threads and old books."""
+    with core(tiny_model, disk=tmp_path / "disk") as engine:
+        engine.stored(engine.text(1, TOKENS))
+        child = os.fork()
+        if not child:
+            engine.core.step_fn = engine.cache.close = lambda *_: os._exit(3)  # type: ignore[method-assign]
+            with contextlib.suppress(BaseException):
+                engine.core.shutdown()
+                os._exit(0)
+            os._exit(4)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        engine.stored(engine.text(2, TOKENS))
+    with core(tiny_model, disk=tmp_path / "disk") as engine:
+        assert [engine.ask(engine.text(n, TOKENS)) for n in (1, 2)] == [CHUNKS * CHUNK] * 2
+        engine.check()
 
 
 @pytest.mark.parametrize(("grace_s", "most_s"), [(0, 10), (1, 1), (5, 5), (12, 10), (30, 10), (300, 10)])

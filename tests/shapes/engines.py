@@ -83,7 +83,7 @@ class Answer:
 
 @dataclass
 class Engine:
-    """A running engine. runtime: where its cores have their sockets. seen: its processes while it started, all of them."""
+    """A running engine. runtime: where its cores have their sockets. seen: its processes since it started."""
 
     shape: Shape
     model: Path

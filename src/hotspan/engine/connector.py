@@ -540,7 +540,7 @@ def _follow(executor: Any, connector: Any) -> None:
 
 def _finish_stores(core: Any) -> None:
     """Let the last requests' chunks reach RAM: vLLM begins to store them in the step after a request's end."""
-    if not isinstance(core.scheduler.connector, HotspanConnector):
+    if not isinstance(core.scheduler.connector, HotspanConnector) or not core.scheduler.connector.manager.is_own:
         return
     deadline = Deadline(_FINISH_S)
     try:

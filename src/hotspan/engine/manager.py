@@ -202,11 +202,6 @@ class HotspanManager(StepWaits, OffloadingManager):
                 for watcher in self.watchers:
                     watcher.retire(record)
 
-    def has_failed_load(self, request_id: str) -> bool:
-        """Whether a request's load could not be prepared, or not begin."""
-        record = self._records.get(request_id)
-        return record is not None and record.has_failed_load
-
     def end_allocation(self, request: Request | None = None) -> None:
         """vLLM has in its books what was prepared for a request; or else that request is given: its load is withdrawn.
 
@@ -388,7 +383,8 @@ class HotspanManager(StepWaits, OffloadingManager):
         return self._metrics.report(self.token_bytes)
 
     def shutdown(self) -> None:
-        self.closing.close()
+        if self.is_own:
+            self.closing.close()
 
     # -- inside --------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ A request that is taken out goes on, and leaves nothing in the cache.
 
 import logging
 import math
+import os
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -75,6 +76,17 @@ class PresentRequests:
         self._withdrawals = Withdrawals()
         self._ended_s = -math.inf  # when the last namespace ended
         self.explainer: Explainer | None = None
+        self._process = os.getpid()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process made it: a child of os.fork() has a copy, without threads, of its parent's files."""
+        return os.getpid() == self._process
+
+    def has_failed_load(self, request_id: str) -> bool:
+        """Whether a request's load could not be prepared, or not begin."""
+        record = self._records.get(request_id)
+        return record is not None and record.has_failed_load
 
     def _withdraw(self, record: RequestRecord) -> None:
         """Let a request leave nothing whose text was invalidated while somebody held it."""
