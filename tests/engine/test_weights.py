@@ -82,10 +82,12 @@ def cached_below(engine: Core, text: list[int]) -> int:
 # -- the two programs --------------------------------------------------------------------------------------------------
 
 
-def test_kv_of_other_weights_is_not_found(engine: Core, models: list[Path]) -> None:
-    """After `reload_weights` a text is computed anew, in spite of what engine, RAM and disk have of it."""
+def test_kv_of_other_weights_is_not_found(engine: Core, models: list[Path], caplog: pytest.LogCaptureFixture) -> None:
+    """After `reload_weights` a text is computed anew, in spite of what engine, RAM and disk have of it. It is logged."""
+    caplog.set_level("INFO", "hotspan")
     text = engine.stored(engine.text(1, TEXT))
     assert reload(engine, models[1]) == "files"
+    assert "weights_may_change method=reload_weights" in caplog.text and "weights_named method=reload" in caplog.text
     assert engine.ask(text) == 0
     assert engine.ask(text) > 0
     assert cached_below(engine, text) > 0
