@@ -83,7 +83,7 @@ def cached_below(engine: Core, text: list[int]) -> int:
 
 
 def test_kv_of_other_weights_is_not_found(engine: Core, models: list[Path], caplog: pytest.LogCaptureFixture) -> None:
-    """After `reload_weights` a text is computed anew, in spite of what engine, RAM and disk have of it. It is logged."""
+    """After `reload_weights` a text is computed anew, in spite of what engine, RAM and disk have of it. Logged."""
     caplog.set_level("INFO", "hotspan")
     text = engine.stored(engine.text(1, TEXT))
     assert reload(engine, models[1]) == "files"
