@@ -260,7 +260,7 @@ class Gateway:
             tenant = self._access.tenant(exchange.headers)
             ask = await self._prompts.read("", exchange.headers, body, tenant=tenant, request_id=exchange.request_id)
             if ask.keys or ask.session:
-                return await self._proxy.forward(exchange, body, ask, began_s)
+                return await self._proxy.forward(exchange, body, ask, began_s, is_work=False)
             return await self._fan_out(exchange, body)
 
     async def _warm(self, exchange: Exchange) -> str:

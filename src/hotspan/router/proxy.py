@@ -57,6 +57,8 @@ class _Request:
     where:   replicas that may take it; None is any.
     serving: those that may have its model, to which `where` is widened at most; None is any.
     bound:   the table and the name by which only one replica may take it: that of its session or stored response.
+    is_work: somebody waits for it to be computed. An announcement is none: it is tried once, and whatever becomes of it
+             is no sign of a replica's health, since it takes as long as what one client announces.
     """
 
     exchange: Exchange
@@ -71,6 +73,7 @@ class _Request:
     bound: tuple[StatefulSessions, str] | None = None
     tried: frozenset[str] = frozenset()
     attempts: int = 0
+    is_work: bool = True
 
     @property
     def named(self) -> str:
@@ -113,13 +116,14 @@ class Proxy:
         self._groups = _groups(settings)
         self._unready = UnreadyModels(fleet.clock)
 
-    async def forward(self, exchange: Exchange, body: bytes, ask: Ask, began_s: float) -> str:
+    async def forward(self, exchange: Exchange, body: bytes, ask: Ask, began_s: float, *, is_work: bool = True) -> str:
         """Answer a request from a replica; the outcome, for the metrics. began_s: when its head came."""
         span = self._tracer(exchange.path, exchange.raw_headers)
         outcome = "failed"
         try:
-            request = _Request(exchange, body, ask, forwarded(exchange, span.carried), span, began_s)
-            self._budget.asked()
+            request = _Request(exchange, body, ask, forwarded(exchange, span.carried), span, began_s, is_work=is_work)
+            if is_work:
+                self._budget.asked()
             self._aim(request)
             while True:
                 try:
@@ -158,7 +162,7 @@ class Proxy:
         try:
             headers = [*request.headers, *self._held(request)]
             answer = await self._upstream.ask(name, exchange.method, exchange.target, headers, request.body)
-            is_sign = not (about := answer.header(REFUSED))
+            is_sign = not (about := answer.header(REFUSED)) and request.is_work
             if answer.status in _RETRIED and (is_sign or about == MODEL):
                 if not is_sign:
                     self._unready.note(name, request.named, answer)
@@ -181,11 +185,8 @@ class Proxy:
             await self._relay(request, ticket, answer, first, is_sign=is_sign)
             return None
         except UnreachedError as error:
-            is_over = True
-            if error.is_overdue:
-                health.was_late(since, str(error))
-            else:
-                health.failed(str(error))
+            is_over = request.is_work
+            self._count(health, since, error, is_work=request.is_work)
             self._unbind(request)
             if not error.is_overdue and self._may_retry(request, name):
                 return "unreached"
@@ -198,6 +199,15 @@ class Proxy:
             if answer is not None:
                 answer.close()
 
+    def _count(self, health: ReplicaHealth, since: int, error: UnreachedError | BrokenError, *, is_work: bool) -> None:
+        """Count an answer that did not come, or broke off. since: `parts` of the replica when it was last well."""
+        if not is_work:
+            return
+        if error.is_overdue:
+            health.was_late(since, str(error))
+        else:
+            health.failed(str(error))
+
     def _held(self, request: _Request) -> list[tuple[str, str]]:
         """The header that says for how long a request was held, if it was not sent on at once."""
         held_s = self._clock.monotonic() - request.began_s
@@ -205,6 +215,8 @@ class Proxy:
 
     def _may_retry(self, request: _Request, name: str) -> bool:
         """Whether a request may go to another replica now; if so, the retry is counted."""
+        if not request.is_work:
+            return False
         up = self._fleet.up
         others = set(up if request.where is None else request.where.intersection(up)) - request.tried - {name}
         if not others and request.where != request.serving:  # better another group than none
@@ -285,10 +297,8 @@ class Proxy:
             await relay(exchange, answer, self._head(ticket, answer), part, came, written)
         except BrokenError as error:
             self._metrics.broken += 1
-            if error.is_overdue:
-                health.was_late(since, str(error))
-            elif waited_s < _SLOW_CLIENT_S:
-                health.failed(str(error))
+            if error.is_overdue or waited_s < _SLOW_CLIENT_S:
+                self._count(health, since, error, is_work=request.is_work)
             ticket.end(failed=True)
             name = ticket.decision.name
             logger.warning("answer_broken request=%s replica=%s why=%s", exchange.request_id, name, error)

@@ -16,7 +16,7 @@ from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import EngineError
 from hotspan.core.terms import DEFAULT_TENANT, tenant_label
 from hotspan.http.dashboard import DASHBOARD, HTML, dashboard
-from hotspan.http.errors import HttpError
+from hotspan.http.errors import REQUEST, HttpError
 from hotspan.http.exchange import note_read
 from hotspan.http.paths import EXPLAIN, LOOKUP, PIN, PREFETCH
 from hotspan.server.adapters.registry import AdapterRegistry, EngineAdapter
@@ -347,7 +347,7 @@ class CacheAdmin:
         try:
             return await self._engine.administer(command, timeout_s)
         except EngineError as error:
-            raise HttpError(503, str(error)) from error
+            raise HttpError(503, str(error), about=REQUEST) from error
 
 
 def admin_router(admin: CacheAdmin) -> APIRouter:
@@ -390,8 +390,8 @@ def merged(answers: Sequence[Json]) -> Json:
 
 
 def _unfinished(message: str, receipt: Json) -> JSONResponse:
-    error = {"message": message, "type": "Service Unavailable", "param": None, "code": 503}
-    return JSONResponse({"error": error, "receipt": {"is_durable": False} | receipt}, 503)
+    error = HttpError(503, message, about=REQUEST)
+    return JSONResponse(error.body() | {"receipt": {"is_durable": False} | receipt}, error.status, error.headers)
 
 
 def _logged(header: str | None) -> Json:
