@@ -19,6 +19,7 @@ from hotspan.http.paths import BY_NAME
 from hotspan.router.settings import HealthSettings, Replica
 from hotspan.router.unready import UnreadyModels
 from hotspan.server.admin import CacheAdmin, admin_router
+from hotspan.server.forgetting import forget_sessions
 from hotspan.server.front import Front
 from hotspan.server.models.merging import parts
 from hotspan.server.models.relay import ModelAnswer
@@ -30,6 +31,7 @@ from tests.server.lmi.fake_engine import FakeEngine
 from tests.server.lmi.serving import serving, split
 from tests.server.lmi.test_gate import gated
 from tests.server.test_admin_routes import FakeEngine as Cores
+from tests.server.test_admin_routes import receipt
 from tests.server.test_principal import ADMIN_TOKEN, known
 
 from .rig import Answering, Routed, die, replicas, routed, say, say_ok
@@ -69,12 +71,16 @@ async def before(*apps: Any) -> AsyncIterator[Routed]:
         yield at
 
 
-def administered(cores: Cores) -> Gate:
-    """A server with the routes of a cache whose engine cores answer commands so; its inference is well."""
+def administered(cores: Cores, sessions_path: Path | None = None) -> Gate:
+    """A server with the routes of a cache whose engine cores answer commands so; its inference is well.
+
+    sessions_path: it has sessions, which are forgotten when they are closed.
+    """
     engine, tenants = FakeEngine().app(), known(acme="key-a", globex="key-b")
     admin = CacheAdmin(cores, CacheOptions(ram_gib=1).settings(), tenants)
     engine.include_router(admin_router(admin))
-    front = Front(engine, *split(), is_alive=lambda: True)
+    settings = {} if sessions_path is None else {"sessions_path": sessions_path, "forget_closed_sessions": True}
+    front = Front(engine, *split(**settings), is_alive=lambda: True, forget=forget_sessions(cores))
     table = {**access_table(has_keys=True, has_given_token=False), **dict.fromkeys(BY_NAME, Access.CLIENT)}
     return Gate(front, table, Credentials(tenants, ADMIN_TOKEN))
 
@@ -209,6 +215,25 @@ async def test_a_command_that_is_not_carried_out_closes_nobodys_replica(
         assert [await at.status(SMALL, path="/v1/chat/completions", headers=B) for _ in range(4)] == [200] * 4
 
 
+@pytest.mark.parametrize(
+    "cores",
+    [
+        Cores(fails=TimeoutError()),
+        Cores(fails=EngineError("it failed")),
+        Cores(receipt("a", 1), receipt("b", 1, durable=False)),
+    ],
+)
+async def test_a_session_that_is_not_forgotten_closes_nobodys_replica(tmp_path: Path, cores: Cores) -> None:
+    """A tenant that closes sessions while the log is down is told to close them again; others are answered."""
+    async with before(*(administered(cores, tmp_path / name) for name in "ab")) as at:
+        for number in range(4):
+            named = A | {"x-amzn-sagemaker-session-id": f"s{number}"}
+            async with at.post({"requestType": "CLOSE"}, "/invocations", headers=named) as answer:
+                assert answer.status == 503 and answer.headers[REFUSED] == REQUEST
+        assert await opened(at) == 0 and await at.metric("retries_total") == 0
+        assert [await at.status(SMALL, path="/v1/chat/completions", headers=B) for _ in range(4)] == [200] * 4
+
+
 @pytest.mark.parametrize("answer", [say(503), say(504), die])
 async def test_an_announcement_is_tried_once_and_counts_for_nothing(answer: Answering) -> None:
     """Whatever a replica makes of it, also one that does not tell what its refusals are about."""
@@ -267,7 +292,6 @@ SIGNS = {
     "server/admission.py:Admission._enter": (1, "it stops"),
     "server/admission.py:Admission._overdue": (1, "it stops"),
     "server/exchange.py:lmi_status": (1, "of a 429, which has its mark"),
-    "server/forgetting.py:forget_sessions.forget": (3, "a session's texts could not be forgotten"),
     "server/front.py:tell_health": (1, "a health check"),
     "server/loading.py:loading": (2, "the only model loads"),
     "server/step_health.py:_refuse": (1, "a health check"),

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from hotspan.core.errors import EngineError
-from hotspan.http.errors import HttpError
+from hotspan.http.errors import REQUEST, HttpError
 from hotspan.server.admin import DURABLE_S
 from hotspan.server.administered import Administered
 
@@ -18,11 +18,11 @@ def forget_sessions(engine: Administered) -> Callable[[str, str], Awaitable[None
             receipts = await engine.administer({"do": "invalidate", "tenant": tenant} | what, DURABLE_S)
         except TimeoutError as error:
             message = f"the session is open: the engine did not forget it within {DURABLE_S:g} s: close it again"
-            raise HttpError(503, message) from error
+            raise HttpError(503, message, about=REQUEST) from error
         except EngineError as error:
-            raise HttpError(503, f"the session is open: {error}: close it again") from error
+            raise HttpError(503, f"the session is open: {error}: close it again", about=REQUEST) from error
         if not all(receipt.get("is_durable") for receipt in receipts):
             message = "the session is open: what was cached of it might be found after a restart: close it again"
-            raise HttpError(503, message)
+            raise HttpError(503, message, about=REQUEST)
 
     return forget
