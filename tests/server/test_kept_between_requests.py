@@ -81,6 +81,7 @@ PLACES = {
     "router/ray/reports.py:Tickets._reached_s": REPLICAS,
     "router/ray/reports.py:Reporter._known": REPLICAS,
     "router/ray/scaling.py:Waiting._work_s": "numbers of requests in flight",
+    "router/retries.py:RetryBudget._parts": TENANTS,
     "router/sections.py:SectionIndex._sections": HASHES,
     "router/session.py:Split._weights": OPERATOR,
     "router/shadow.py:Copy.parts": "A TEXT and its answer while a candidate answers it: dropped before an invalidation "

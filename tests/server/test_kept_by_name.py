@@ -43,6 +43,7 @@ BOUNDS = {
     "router/ray/reports.py:_reached_s": "replicas",
     "router/ray/reports.py:_unreceived": "RECEIVED_S; numbers",
     "router/ray/scaling.py:_work_s": "requests in work; numbers",
+    "router/retries.py:_parts": "_MAX_OWNERS; names made of tenants' keys",
     "router/sections.py:_sections": "_max_entries; digests",
     "router/session.py:_seed": "4,096; names of replicas",
     "router/settings.py:keys": "the operator's file",

@@ -9,7 +9,7 @@ SOURCE = Path(hotspan.__file__).parent
 PACKAGES = ("server", "router", "http")
 KINDS = (
     *("Semaphore", "BoundedSemaphore", "Queue", "PriorityQueue", "LifoQueue", "Lock", "Condition"),
-    *("Budget", "Turns", "InTurn", "FairQueue", "FairOrder", "ThreadPoolExecutor"),
+    *("Budget", "RetryBudget", "Turns", "InTurn", "FairQueue", "FairOrder", "ThreadPoolExecutor"),
 )
 
 PARTS = {
@@ -29,6 +29,7 @@ PARTS = {
     "server/source.py:ThreadPoolExecutor": "parts of a model that is fetched at the start",
     "server/python_control.py:ThreadPoolExecutor": "one call of the program that has the engine",
     "router/dispatcher.py:FairQueue": "turns of tenants, by tokens (router/test_queue.py)",
+    "router/proxy.py:RetryBudget": "half of it divided between tenants (router/test_retries.py)",
     "router/shadow.py:Queue": "copies: whose place is taken goes without (router/test_shadow.py)",
     "router/caches.py:Lock": "the administrator's",
     "router/caches.py:Semaphore": "the administrator's",

@@ -225,8 +225,8 @@ class Gateway:
         """By any replica, or the one that has what the path names; of the lists of models, what all list together."""
         if exchange.method == "GET" and exchange.path == LIST:
             return await self._list(exchange)
-        owner = self._access.owner_of_texts(exchange.headers).mark
-        ask = Ask((), 0, 1.0, owner=owner, response=response_of(exchange.path))
+        owner, tenant = self._access.owner_of_texts(exchange.headers).mark, self._access.tenant(exchange.headers)
+        ask = Ask((), 0, 1.0, tenant=tenant, owner=owner, response=response_of(exchange.path))
         async with self._body(exchange) as body, exchange.watched(is_cancelled=True):
             return await self._proxy.forward(exchange, body, ask, self._clock.monotonic())
 

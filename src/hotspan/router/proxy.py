@@ -18,10 +18,11 @@ from hotspan.http.head import CLOSED_SESSION_HEADER, HELD_HEADER, NEW_SESSION_HE
 from hotspan.http.upstream import BrokenError, UnreachedError, Upstream, UpstreamResponse, forwarded, relay
 from hotspan.router.dispatcher import Dispatcher
 from hotspan.router.fleet import Fleet, NoReplicaError, Ticket
-from hotspan.router.health import ReplicaHealth, RetryBudget
+from hotspan.router.health import ReplicaHealth
 from hotspan.router.metrics import Metrics
 from hotspan.router.models import ServedModels, is_missing, named_by
 from hotspan.router.queue import Where
+from hotspan.router.retries import RetryBudget
 from hotspan.router.session import REST, Split, StatefulSessions
 from hotspan.router.settings import RouterSettings
 from hotspan.router.shadow import Shadows
@@ -111,7 +112,10 @@ class Proxy:
         self._shadows = shadows
         self._models = models
         self._clock = fleet.clock
-        self._budget = RetryBudget(settings.retry_share, settings.retry_reserve, fleet.clock)
+        # Clients make up names of models: what is sent on for these takes nothing of what a replica's failure needs.
+        self._budget, self._model_budget = (
+            RetryBudget(settings.retry_share, settings.retry_reserve, fleet.clock) for _ in range(2)
+        )
         self._split = Split(settings.group_shares) if settings.group_shares else None
         self._groups = _groups(settings)
         self._unready = UnreadyModels(fleet.clock)
@@ -123,7 +127,8 @@ class Proxy:
         try:
             request = _Request(exchange, body, ask, forwarded(exchange, span.carried), span, began_s, is_work=is_work)
             if is_work:
-                self._budget.asked()
+                self._budget.asked(ask.tenant)
+                self._model_budget.asked(ask.tenant)
             self._aim(request)
             while True:
                 try:
@@ -171,7 +176,8 @@ class Proxy:
                 else:
                     health.failed(str(answer.status))
                 is_over, is_sign = is_sign, False
-                if request.bound is None and self._may_retry(request, name):
+                budget = self._model_budget if about == MODEL else self._budget
+                if request.bound is None and self._may_retry(request, name, budget):
                     return str(answer.status)
             try:
                 first = await answer.part()
@@ -188,7 +194,7 @@ class Proxy:
             is_over = request.is_work
             self._count(health, since, error, is_work=request.is_work)
             self._unbind(request)
-            if not error.is_overdue and self._may_retry(request, name):
+            if not error.is_overdue and self._may_retry(request, name, self._budget):
                 return "unreached"
             why = "gave no answer in time" if error.is_overdue else "gave no answer"
             logger.warning("request_unanswered request=%s replica=%s why=%s", exchange.request_id, name, error)
@@ -213,8 +219,8 @@ class Proxy:
         held_s = self._clock.monotonic() - request.began_s
         return [(HELD_HEADER, str(math.ceil(1000 * held_s)))] if request.attempts > 1 or held_s > _AT_ONCE_S else []
 
-    def _may_retry(self, request: _Request, name: str) -> bool:
-        """Whether a request may go to another replica now; if so, the retry is counted."""
+    def _may_retry(self, request: _Request, name: str, budget: RetryBudget) -> bool:
+        """Whether a request may go to another replica now; if so, the retry is counted in `budget`."""
         if not request.is_work:
             return False
         up = self._fleet.up
@@ -224,7 +230,7 @@ class Proxy:
             others = set(up if request.where is None else request.where & up) - request.tried - {name}
         if not others or request.attempts >= self._settings.attempts or request.exchange.is_begun:
             return False
-        if not self._budget.spend():
+        if not budget.spend(request.ask.tenant):
             self._metrics.retries_refused += 1
             return False
         return True
@@ -238,7 +244,7 @@ class Proxy:
         if request.serving is not None:  # what it listed is no longer so
             self._models.ask_again()
             request.serving = None
-        return request.bound is None and self._may_retry(request, name)
+        return request.bound is None and self._may_retry(request, name, self._model_budget)
 
     def _avoided(self, request: _Request) -> frozenset[str]:
         """The replicas that a request has tried, and while there are others those that are not ready for its model."""
