@@ -60,6 +60,7 @@ class _Request:
     bound:   the table and the name by which only one replica may take it: that of its session or stored response.
     is_work: somebody waits for it to be computed. An announcement is none: it is tried once, and whatever becomes of it
              is no sign of a replica's health, since it takes as long as what one client announces.
+    withdrawals: of `Shadows` when it began.
     """
 
     exchange: Exchange
@@ -68,6 +69,7 @@ class _Request:
     headers: list[tuple[str, str]]
     span: Span
     began_s: float
+    withdrawals: int
     group: str = ""
     where: Where | None = None
     serving: Where | None = None
@@ -120,12 +122,25 @@ class Proxy:
         self._groups = _groups(settings)
         self._unready = UnreadyModels(fleet.clock)
 
-    async def forward(self, exchange: Exchange, body: bytes, ask: Ask, began_s: float, *, is_work: bool = True) -> str:
-        """Answer a request from a replica; the outcome, for the metrics. began_s: when its head came."""
+    async def forward(
+        self,
+        exchange: Exchange,
+        body: bytes,
+        ask: Ask,
+        began_s: float,
+        *,
+        withdrawals: int = -1,
+        is_work: bool = True,
+    ) -> str:
+        """Answer a request from a replica; the outcome, for the metrics.
+
+        began_s: when its head came. withdrawals: of `Shadows`, at that time; without it there are no copies.
+        """
         span = self._tracer(exchange.path, exchange.raw_headers)
         outcome = "failed"
         try:
-            request = _Request(exchange, body, ask, forwarded(exchange, span.carried), span, began_s, is_work=is_work)
+            headers = forwarded(exchange, span.carried)
+            request = _Request(exchange, body, ask, headers, span, began_s, withdrawals, is_work=is_work)
             if is_work:
                 self._budget.asked(ask.tenant)
                 self._model_budget.asked(ask.tenant)
@@ -283,7 +298,8 @@ class Proxy:
             self._sessions.note(ticket.decision.name, new, answer.header(CLOSED_SESSION_HEADER), request.ask.owner)
         if exchange.path.endswith("/responses") and (made := _RESPONSE.search(part, 0, _TAIL)):
             self._responses.note(ticket.decision.name, made[1].decode(), "", request.ask.owner)
-        copies = self._shadows.begin(exchange, request.body, request.headers, ticket.decision.name, answer)
+        asked = (exchange, request.body, request.headers)
+        copies = self._shadows.begin(*asked, ticket.decision.name, answer, request.withdrawals)
         since, before, last = 0, b"", b""
         began_s = waited_s = 0.0
 
