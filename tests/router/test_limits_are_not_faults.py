@@ -80,7 +80,7 @@ def administered(cores: Cores, sessions_path: Path | None = None) -> Gate:
     admin = CacheAdmin(cores, CacheOptions(ram_gib=1).settings(), tenants)
     engine.include_router(admin_router(admin))
     settings = {} if sessions_path is None else {"sessions_path": sessions_path, "forget_closed_sessions": True}
-    front = Front(engine, *split(**settings), is_alive=lambda: True, forget=forget_sessions(cores))
+    front = Front(engine, *split(**settings), is_alive=lambda: True, forget=forget_sessions(admin))
     table = {**access_table(has_keys=True, has_given_token=False), **dict.fromkeys(BY_NAME, Access.CLIENT)}
     return Gate(front, table, Credentials(tenants, ADMIN_TOKEN))
 

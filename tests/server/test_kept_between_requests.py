@@ -151,3 +151,14 @@ class Keeper:
         local = {}
 """
     assert set(_collections(ast.parse(source))) == {f"Keeper.{name}" for name in ("texts", "a", "b", "d", "e")}
+
+
+def test_engines_are_told_of_invalidations_by_one_alone() -> None:
+    """Whoever administers an engine does so by `CacheAdmin`, which has holders of texts let go of them first."""
+    called = {
+        path.relative_to(SOURCE).as_posix()
+        for path in (SOURCE / "server").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "administer"
+    }
+    assert called == {"server/admin.py", "server/control_app.py"}  # the latter is an engine core's own, for traces

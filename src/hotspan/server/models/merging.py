@@ -10,9 +10,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from hotspan.http.errors import REQUEST, HttpError
-from hotspan.server.admin import merged
 from hotspan.server.models.relay import ModelAnswer
 from hotspan.server.models.served import ModelState, ServedModel
+from hotspan.server.receipts import merged
 
 LABEL = "model"
 
