@@ -176,7 +176,20 @@ async def test_what_is_not_ready_is_tried_again_and_names_are_bounded() -> None:
         assert not unready.of("m")
     for number in range(5000):
         unready.note("r", f"{number}" + "x" * 10_000, _Answer("5"))  # type: ignore[arg-type]
-    assert len(unready._until_s) == 4096 and {len(name) for name in unready._until_s} == {16}
+    assert len(unready._until_s) == 4096 and {len(name) for name in unready._until_s._entries[b""]} == {16}
+    unready._until_s.check()
+
+
+async def test_a_tenants_names_are_not_another_tenants() -> None:
+    """An adapter that a replica does not have for one tenant is asked there for another one that has its own of that
+    name; and names that one tenant makes up push out nothing of what is known for another."""
+    clock = SimulatedClock()
+    unready = UnreadyModels(clock)
+    unready.lacks("r", "mine", b"a")
+    assert unready.of("mine", b"a") == {"r"} and not unready.of("mine", b"b")
+    for number in range(5000):
+        unready.lacks("r", f"{number}", b"b")
+    assert unready.of("mine", b"a") == {"r"}
 
 
 class _Answer:

@@ -70,6 +70,8 @@ PLACES = {
     "router/matching.py:Matching._due": HASHES,
     "router/matching.py:Matching._seen": REPLICAS,
     "router/metrics.py:Metrics._costs_s": REPLICAS,
+    "router/parted.py:Parted._entries": "places of sessions and of models that are not ready, by owner; no text",
+    "router/parted.py:Parted._sizes": TENANTS,
     "router/queue.py:_Lane.queue": "requests that wait, within their tenant's lane (router/test_queue.py)",
     "router/queue.py:FairQueue._lanes": TENANTS,
     "router/queue.py:FairQueue._heads": TENANTS,

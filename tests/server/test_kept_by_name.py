@@ -35,6 +35,8 @@ BOUNDS = {
     "router/index.py:_places": "replicas and tiers",
     "router/load.py:_queue": "requests in work at a replica; numbers",
     "router/measured.py:tiers": "tiers",
+    "router/parted.py:_entries": "max_entries; ids that replicas made, of at most 256 characters, or digests",
+    "router/parted.py:_sizes": "max_entries; numbers, and marks of owners",
     "router/queue.py:_counts": "tenants with requests that wait; the queue has a length",
     "router/queue.py:_lanes": "requests that wait; the queue has a length",
     "router/queue.py:_through": "_LEAST_TENANTS and twice the tenants that wait",

@@ -9,6 +9,7 @@ SOURCE = Path(hotspan.__file__).parent
 PACKAGES = ("server", "router", "http")
 KINDS = (
     *("Semaphore", "BoundedSemaphore", "Queue", "PriorityQueue", "LifoQueue", "Lock", "Condition"),
+    *("Recent", "Parted", "LruCache"),  # whose entries push out each other
     *("Budget", "RetryBudget", "Turns", "InTurn", "FairQueue", "FairOrder", "ThreadPoolExecutor"),
 )
 
@@ -29,6 +30,9 @@ PARTS = {
     "server/source.py:ThreadPoolExecutor": "parts of a model that is fetched at the start",
     "server/python_control.py:ThreadPoolExecutor": "one call of the program that has the engine",
     "router/dispatcher.py:FairQueue": "turns of tenants, by tokens (router/test_queue.py)",
+    "router/session.py:Parted": "the entry of the owner who has most goes (router/test_session.py)",
+    "router/unready.py:Parted": "the entry of the owner who has most goes (router/test_limits_are_not_faults.py)",
+    "router/fleet.py:Recent": "sessions that moved: one that is forgotten goes where its name leads, and moves again",
     "router/proxy.py:RetryBudget": "half of it divided between tenants (router/test_retries.py)",
     "router/shadow.py:Queue": "copies: whose place is taken goes without (router/test_shadow.py)",
     "router/caches.py:Lock": "the administrator's",

@@ -185,7 +185,7 @@ class Proxy:
             is_sign = not (about := answer.header(REFUSED)) and request.is_work
             if answer.status in _RETRIED and (is_sign or about == MODEL):
                 if not is_sign:
-                    self._unready.note(name, request.named, answer)
+                    self._unready.note(name, request.named, answer, request.ask.owner)
                 elif answer.status == HTTPStatus.GATEWAY_TIMEOUT:
                     health.was_late(since, "504")
                 else:
@@ -255,7 +255,7 @@ class Proxy:
         ask = request.ask
         if not (ask.model or ask.adapter or named_by(request.exchange.path)):
             return False
-        self._unready.lacks(name, request.named)
+        self._unready.lacks(name, request.named, ask.owner)
         if request.serving is not None:  # what it listed is no longer so
             self._models.ask_again()
             request.serving = None
@@ -264,7 +264,7 @@ class Proxy:
     def _avoided(self, request: _Request) -> frozenset[str]:
         """The replicas that a request has tried, and while there are others those that are not ready for its model."""
         where = self._fleet.up if request.where is None else request.where.intersection(self._fleet.up)
-        avoided = request.tried | self._unready.of(request.named)
+        avoided = request.tried | self._unready.of(request.named, request.ask.owner)
         return avoided if where - avoided else request.tried
 
     def _widen(self, request: _Request) -> None:
