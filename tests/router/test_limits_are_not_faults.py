@@ -291,7 +291,7 @@ async def test_what_one_replica_or_model_did_not_do_is_no_sign_of_who_asked_it()
 SIGNS = {
     "daemon/routes.py:Routes._delete": (1, "no router asks the daemon"),
     "daemon/routes.py:Routes._leased": (1, "no router asks the daemon"),
-    "formatters/calls.py:Calls.run": (2, "a FormatterError is about its model, by its class"),
+    "formatters/calls.py:Calls.run": (1, "a FormatterError is about its model, unless it is told another"),
     "http/connections.py:": (1, "all connections have a request in work"),
     "router/fan_out.py:_ask": (1, "how the answer of all tells of one that gave none"),
     "router/fan_out.py:fan_out": (1, "marked where it is sent"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import hotspan
 
 SOURCE = Path(hotspan.__file__).parent
-PACKAGES = ("server", "router", "http")
+PACKAGES = ("server", "router", "http", "formatters")
 KINDS = (
     *("Semaphore", "BoundedSemaphore", "Queue", "PriorityQueue", "LifoQueue", "Lock", "Condition"),
     *("Recent", "Parted", "LruCache"),  # whose entries push out each other
@@ -37,6 +37,10 @@ PARTS = {
     "router/shadow.py:Queue": "copies: whose place is taken goes without (router/test_shadow.py)",
     "router/caches.py:Lock": "the administrator's",
     "router/caches.py:Semaphore": "the administrator's",
+    "formatters/calls.py:Turns": "one tenant after the other, each so many at most (formatters/test_calls.py)",
+    "formatters/calls.py:Lock": "held for a few steps, by none who waits",
+    "formatters/formatters.py:Lock": "the operator's, and adapters that are registered",
+    "formatters/script.py:Lock": "files that are loaded",
     "http/bodies.py:Budget": "divided between principals (server/lmi/test_body_budgets.py)",
 }
 """By module and kind: how it is divided between those who wait, and where that is tested."""
