@@ -61,6 +61,7 @@ LIMITS = {
     "router/prompt.py": (5, SLOW),
     "router/ray/plan.py": (2, NOT_A_CLIENTS + "the operator's"),
     "router/ray/reports.py": (1, NOT_A_CLIENTS + "replicas' reports"),
+    "router/retries.py": (1, BY_PART + "router/test_retries.py"),
     "router/sections.py": (2, BY_PART + "router/test_sections.py"),
     "router/session.py": (2, NAMES),
     "router/settings.py": (6, (FLOOD, BODY, UPLOADS)),

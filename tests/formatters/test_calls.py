@@ -14,6 +14,7 @@ import pytest
 from hotspan.core.errors import FormatterError
 from hotspan.formatters import Formatters, load_formatters
 from hotspan.formatters.calls import MAX_HUNG, MAX_RUNNING, Threads
+from hotspan.formatters.turns import Turns
 from tests.bench.simulated import in_stepped_time, pass_time
 from tests.formatters.conftest import Write
 
@@ -62,10 +63,10 @@ def one(write: Write, code: str, phase: str = "input", **options: Any) -> Format
     return load_formatters(write(model=text), {}, is_secure=False, **options)
 
 
-async def failure(formatters: Formatters, phase: str = "input", value: Any = None) -> FormatterError:
+async def failure(formatters: Formatters, phase: str = "input", value: Any = None, owner: str = "") -> FormatterError:
     with pytest.raises(FormatterError) as failed:
         if phase == "input":
-            await formatters.input(None, {} if value is None else value, {})
+            await formatters.input(None, {} if value is None else value, {}, owner)
         else:
             await formatters.output(None, {} if value is None else value)
     return failed.value
@@ -180,6 +181,43 @@ async def test_hanging_is_refused_at_once_and_hurts_nobody(gated: Formatters) ->
     error = await failure(gated)  # no time passes
     assert error.status == 503 and "8 earlier calls hang" in str(error)
     assert await gated.input("other", {"hangs": False}, {}) == {"most": 1}
+
+
+@in_stepped_time
+async def test_a_tenants_slow_inputs_leave_others_their_turns(gated: Formatters) -> None:
+    """However many of them hang: another tenant's are formatted, before and after they are over their time; what finds
+    no turn is refused for its own tenant's limit, what hangs for its formatter."""
+    theirs = [asyncio.create_task(gated.input(None, {}, {}, "a")) for _ in range(5 * MAX_RUNNING)]
+    await asyncio.sleep(0)
+    assert await gated.input(None, {"hangs": False}, {}, "b") == {"most": MAX_RUNNING + 1}
+    await pass_time(LIMIT_S + 0.1)
+    found = await asyncio.gather(*theirs, return_exceptions=True)
+    errors = [error for error in found if isinstance(error, FormatterError)]
+    assert {(error.status, error.about) for error in errors} == {(503, "limit"), (504, "model")}
+    assert (await failure(gated, owner="a")).about == "model"
+    for _ in range(3 * MAX_RUNNING):
+        assert await gated.input(None, {"hangs": False}, {}, "b") == {"most": MAX_RUNNING + 1}
+
+
+async def test_turns_go_from_owner_to_owner() -> None:
+    """One owner has so many at most, all together so many; who waits is served in turn, who leaves takes none."""
+    turns, order = Turns(2, 3), list[str]()
+
+    async def work(owner: str) -> None:
+        await turns.take(owner)
+        order.append(owner)
+
+    tasks = [asyncio.create_task(work(owner)) for owner in "aaaaabbc"]
+    await asyncio.sleep(0)
+    assert order == ["a", "a", "b"] and turns.taken == 3
+    tasks[2].cancel()  # of a, while it waits
+    await asyncio.sleep(0)
+    for ended in range(7):
+        turns.give(order[ended])
+        await asyncio.sleep(0)
+        assert turns.taken == min(3, 6 - ended)
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert "".join(order) == "aababca" and not turns._waiting
 
 
 @in_stepped_time

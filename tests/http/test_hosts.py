@@ -1,5 +1,7 @@
 """Who needs no key is asked by this machine's names only, so that no page in a browser can ask in its own name."""
 
+import asyncio
+import contextlib
 import re
 import socket
 from pathlib import Path
@@ -8,13 +10,19 @@ import pytest
 
 import hotspan.http
 from hotspan.core.credentials import key_digest
+from hotspan.core.types import MIB
+from hotspan.daemon.pool import Pool
+from hotspan.daemon.routes import Routes
+from hotspan.http.errors import HttpError
 from hotspan.http.hosts import Hosts
 from hotspan.server.policy import Gate, access_table
 from hotspan.server.principal import Credentials
+from hotspan.testing.clock import SimulatedClock
 from tests.router.rig import Routed, replicas, routed, say_ok
 from tests.server.asgi import call
 from tests.server.lmi.fake_engine import FakeEngine
 from tests.server.lmi.serving import front
+from tests.server.test_policy import fake_app
 from tests.server.test_principal import ADMIN_TOKEN, known
 
 from .browser import CHROMIUM, browsing
@@ -76,6 +84,75 @@ def test_a_server_without_keys(kind: str) -> None:
         refused = call(app, "POST", path, {"host": EVIL, "authorization": f"Bearer {ADMIN_TOKEN}"}, {}, kind)
         assert refused.status == (421 if kind == "http" else 403)
     assert not engine.seen and call(app, "GET", "/ping", {"host": "localhost:8080"}).status == 200
+
+
+# -- pages of other sites ------------------------------------------------------------------------------------------
+
+PAGE = f"https://{EVIL}"
+FORM = "text/plain;charset=UTF-8"
+
+
+@pytest.mark.parametrize(
+    ("origin", "is_taken"),
+    [
+        *(
+            (name, True)
+            for name in ("http://localhost:3000", "http://127.0.0.1", "http://[::1]:8", "https://a.localhost")
+        ),
+        *((name, True) for name in ("https://given.example", "http://HERE.example:8080", "http://10.0.0.9:8000", "")),
+        *((name, False) for name in (PAGE, f"{PAGE}:8080", "null", "http://10.0.0.8", "http://[2001:db8::1]", "x")),
+        *((name, False) for name in ("http://127.0.0.1.evil.example", "http://[::1", "https://localhost@evil.example")),
+    ],
+)
+def test_pages_of_this_machine_are_taken(origin: str, is_taken: bool) -> None:
+    """A page may open a websocket, or post without being asked first, if its site is this server or this machine, or
+    has a name that was given; an address alone is none, since any site can have one."""
+    hosts, headers = Hosts(["given.example", "here.example"]), {"host": "10.0.0.9:8000", "origin": origin}
+    for method in (None, "POST", "DELETE"):
+        with contextlib.nullcontext() if is_taken else pytest.raises(HttpError, match="this machine's pages"):
+            hosts.check(method, headers | {"content-type": FORM})
+    hosts.check("GET", headers)
+    hosts.check(
+        "POST", headers | {"content-type": "application/json; charset=utf-8"}
+    )  # the browser asked before (CORS)
+    for allowing in (Hosts(["*"]), Hosts(origins=[PAGE, origin]), Hosts(origins=["*"])):
+        allowing.check(None, headers)
+
+
+@pytest.mark.parametrize("path", ["/v1/realtime", "/v1/models"])
+def test_a_page_of_another_site_opens_no_websocket(path: str) -> None:
+    """Neither at an address nor at a name of a server without keys; with keys a key is asked, which no page has."""
+    table = access_table(has_keys=False, has_given_token=False)
+    for host in ("127.0.0.1:8000", "localhost:8000", "10.0.0.9"):
+        app = Gate(fake_app(), table, Credentials(known(), ADMIN_TOKEN), hosts=Hosts())
+        assert call(app, "GET", path, {"host": host, "origin": PAGE}, kind="websocket").status == 403
+        assert call(app, "GET", "/v1/realtime", {"host": host}, kind="websocket").status == 101
+        own = {"host": host, "origin": f"http://{host}"}
+        assert call(app, "GET", "/v1/realtime", own, kind="websocket").status == 101
+
+
+@pytest.mark.parametrize("kind", [FORM, "multipart/form-data; boundary=x", "application/x-www-form-urlencoded", ""])
+async def test_a_page_of_another_site_posts_nothing_without_asking_first(kind: str) -> None:
+    """As forms do, to a server, a router or a daemon without keys: nothing is computed, drained or leased."""
+    engine, headers = FakeEngine(), {"origin": PAGE, "content-type": kind, "host": "127.0.0.1"}
+    app = Gate(
+        front(engine),
+        access_table(has_keys=False, has_given_token=False),
+        Credentials(known(), ADMIN_TOKEN),
+        hosts=Hosts(),
+    )
+    daemon = Routes(Pool(memoryview(bytearray(MIB)), 4096, SimulatedClock()), b"12345678", "/socket", dict, bytes)
+
+    def ask() -> list[int]:
+        paths = ("/invocations", "/v1/audio/transcriptions", "/v1/completions", "/v1/responses/resp_1/cancel")
+        found = [call(app, "POST", path, headers, {"inputs": "x"}).status for path in paths]
+        return [*found, call(daemon, "POST", "/v1/kv/bucket/key/leases", headers).status]
+
+    assert await asyncio.to_thread(ask) == [403] * 5 and not engine.seen
+    async with replicas(say_ok) as (fake,), routed([fake]) as at:
+        for path in ("/v1/completions", "/v1/audio/transcriptions", "/hotspan/cache/clear", "/router/replicas/drain"):
+            assert await at.status(path=path, headers=headers) == 403
+        assert not fake.works
 
 
 SERVED = {

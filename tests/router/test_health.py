@@ -1,12 +1,9 @@
-"""Health and the budget of retries, on a simulated clock."""
+"""Health, on a simulated clock."""
 
 import random
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from hotspan.core.breaker import BreakerState
-from hotspan.router.health import HealthState, ReplicaHealth, RetryBudget
+from hotspan.router.health import HealthState, ReplicaHealth
 from hotspan.router.settings import HealthSettings
 from hotspan.testing.clock import SimulatedClock
 
@@ -51,27 +48,3 @@ def test_a_replica_that_came_back_is_tried_at_once() -> None:
     for is_well in (False, False, True, True):
         one.checked(is_well=is_well)
     assert one.breaker.state is BreakerState.HALF_OPEN and one.can_take
-
-
-@given(st.lists(st.tuples(st.floats(0, 5), st.booleans()), max_size=300), st.integers(0, 20))
-def test_retries_stay_within_their_budget(steps: list[tuple[float, bool]], reserve: int) -> None:
-    """In any run: retries <= reserve + a tenth of the requests + what a minute refills, and never below nothing."""
-    clock = SimulatedClock()
-    budget = RetryBudget(0.1, reserve, clock)
-    requests = retries = 0
-    began_s = clock.monotonic()
-    for wait_s, is_request in steps:
-        clock.advance(wait_s)
-        if is_request:
-            requests += 1
-            budget.asked()
-        else:
-            retries += budget.spend()
-        allowed = reserve + 0.1 * requests + (clock.monotonic() - began_s) * max(reserve, 1) / 60
-        assert retries <= allowed + 1e-6 and budget.left >= -1e-9
-
-
-def test_no_budget_no_retry() -> None:
-    """With share and reserve 0 nothing is tried again until the reserve's minimum has filled up."""
-    budget = RetryBudget(0.0, 0, SimulatedClock())
-    assert not budget.spend()

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from hotspan.router.parted import Parted
 from hotspan.router.prompt import prompt_of
 from hotspan.router.session import NEW_SESSION, REST, Recent, Split, StatefulSessions, home, session_key
 from hotspan.testing.clock import SimulatedClock
@@ -179,3 +181,63 @@ def test_stateful_sessions_are_bounded(noted: list[tuple[str, str]]) -> None:
         sessions.note("r", f"{name};{attributes}", "")
         assert len(sessions) <= 5
     assert sessions.home(NEW_SESSION) is None and sessions.home("") is None and sessions.home(None) is None
+
+
+def test_a_tenants_sessions_push_out_no_other_tenants() -> None:
+    """However many one owner makes: of a full table the longest unused goes of the owner who has most."""
+    sessions = StatefulSessions(SimulatedClock(), max_sessions=100)
+    sessions.note("r2", "theirs", "", b"b")
+    for number in range(1000):
+        sessions.note("r1", f"{number}", "", b"a")
+    assert sessions.home("theirs", b"b") == "r2" and len(sessions) == 100
+    assert sessions.home("999", b"a") == "r1" and sessions.home("900", b"a") is None
+    for number in range(1000):  # owners that are made up take from the one who has most, until it has as few as they
+        sessions.note("r3", "one", "", b"%d" % number)
+    assert len(sessions) == 100
+
+
+class PartedMachine(RuleBasedStateMachine):
+    """Against a plain model: what each owner has, longest unused first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = Parted[int, int](6)
+        self.known: dict[bytes, dict[int, int]] = {}
+
+    owners = st.sampled_from((b"a", b"b", b"c", b"d"))
+
+    @rule(owner=owners, key=st.integers(0, 9), value=st.integers())
+    def put(self, owner: bytes, key: int, value: int) -> None:
+        self.table.put(owner, key, value)
+        mine = self.known.setdefault(owner, {})
+        mine.pop(key, None)
+        mine[key] = value
+        if sum(map(len, self.known.values())) > 6:
+            most = max(map(len, self.known.values()))
+            (gone,) = [
+                (each, next(iter(keys)))
+                for each, keys in self.known.items()
+                if keys and self.table.get(each, next(iter(keys))) is None
+            ]
+            assert len(self.known[gone[0]]) == most
+            del self.known[gone[0]][gone[1]]
+
+    @rule(owner=owners, key=st.integers(0, 9))
+    def use(self, owner: bytes, key: int) -> None:
+        mine = self.known.get(owner, {})
+        assert self.table.used(owner, key) == mine.get(key)
+        if key in mine:
+            mine[key] = mine.pop(key)
+
+    @rule(owner=owners, key=st.integers(0, 9))
+    def pop(self, owner: bytes, key: int) -> None:
+        assert self.table.pop(owner, key) == self.known.get(owner, {}).pop(key, None)
+
+    @invariant()
+    def agree(self) -> None:
+        self.table.check()
+        for owner, keys in self.known.items():
+            assert {key: self.table.get(owner, key) for key in keys} == keys
+
+
+TestParted = PartedMachine.TestCase

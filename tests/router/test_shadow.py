@@ -120,6 +120,42 @@ async def test_an_invalidation_withdraws_copies(path: str) -> None:
         assert await outcomes(at, 4) == {"dropped": 3.0, "same": 1.0}
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("path", ["/hotspan/cache/invalidate", "/hotspan/cache/clear", "/hotspan/keys/shred"])
+async def test_no_copy_is_made_of_a_request_from_before_an_invalidation(path: str, is_late: bool) -> None:
+    """Also if its answer had not begun, whether it came before the invalidation or during it (is_late)."""
+    go, done, began, withdraws = (asyncio.Event() for _ in range(4))
+
+    async def answer(request: web.Request, sent: bytes) -> web.StreamResponse:
+        if request.path != CHAT:
+            withdraws.set()
+            await done.wait()
+            return web.json_response({"is_durable": True})
+        began.set()
+        await go.wait()
+        return await chats("abc")(request, sent)
+
+    async with replicas(answer, answer) as (main, canary), shadowed([main, canary]) as at:
+        tasks = [lambda: at.status(body(), CHAT), lambda: at.status({"tenant": "a"}, path)]
+        events = [began, withdraws]
+        running = []
+        for begin, event in (
+            reversed([*zip(tasks, events, strict=True)]) if is_late else zip(tasks, events, strict=True)
+        ):
+            running.append(asyncio.create_task(begin()))
+            await event.wait()
+        if is_late:
+            go.set()
+            assert await running[1] == 200
+        done.set()
+        assert await running[not is_late] == 200
+        go.set()
+        assert await asyncio.gather(*running) == [200, 200]
+        assert await outcomes(at, 1) == {"dropped": 1.0}
+        assert await at.status(body(), CHAT) == 200 and await outcomes(at, 2) == {"dropped": 1.0, "same": 1.0}
+        assert [path for _, path, *_ in canary.asked].count(CHAT) == 1
+
+
 async def test_a_candidate_that_drifts_is_rolled_back(caplog: pytest.LogCaptureFixture) -> None:
     """It gets no request any more, of its share of the split neither; metric, log and admin say so; a reset ends it."""
     split = {"shares": {"canary": 0.5}}

@@ -9,9 +9,10 @@ from hotspan.config.settings import CacheOptions, EncryptionSettings, L2Settings
 from hotspan.config.tenants import Tenants
 from hotspan.core.errors import EngineError
 from hotspan.core.terms import tenant_label
-from hotspan.server.admin import CacheAdmin, admin_router, merged
+from hotspan.server.admin import CacheAdmin, admin_router
 from hotspan.server.policy import Gate, access_table
 from hotspan.server.principal import Credentials
+from hotspan.server.receipts import merged
 from hotspan.testing.clock import SimulatedClock
 
 from .asgi import Reply, call

@@ -8,12 +8,15 @@ from typing import Any, cast
 
 import pytest
 
+from hotspan.config.settings import CacheOptions
+from hotspan.config.tenants import Tenants
 from hotspan.core.errors import ConfigError
 from hotspan.http.connections import HttpLimits
 from hotspan.server import forgetting, run
 from hotspan.server.adapters import opening
 from hotspan.server.adapters.snapshots import SnapshotStore
 from hotspan.server.adapters.source import Sources
+from hotspan.server.admin import CacheAdmin
 from hotspan.server.front import Front
 from hotspan.server.options import ServeOptions
 from hotspan.server.principal import Principal, asking
@@ -30,6 +33,8 @@ SESSION = "X-Amzn-SageMaker-Session-Id"
 class Administered:
     """An engine that remembers what it was told to forget."""
 
+    max_tokens, max_chars = 4096, 4096 * 10
+
     def __init__(self) -> None:
         self.told: list[tuple[Any, Any]] = []
 
@@ -43,7 +48,8 @@ def served(directory: Path, **given: Any) -> tuple[Front, Administered]:
     """The front of a server with this YAML, and its engine."""
     done = configured(own={"sessions-path": str(directory / "sessions"), **given})
     engine = Administered()
-    forget = forgetting.forget_sessions(cast(Any, engine))
+    admin = CacheAdmin(cast(Any, engine), CacheOptions(ram_gib=1).settings(), Tenants())
+    forget = forgetting.forget_sessions(admin)
     return Front(FakeEngine().app(), done.server, HttpLimits(), is_alive=lambda: True, forget=forget), engine
 
 

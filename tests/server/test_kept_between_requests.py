@@ -70,6 +70,8 @@ PLACES = {
     "router/matching.py:Matching._due": HASHES,
     "router/matching.py:Matching._seen": REPLICAS,
     "router/metrics.py:Metrics._costs_s": REPLICAS,
+    "router/parted.py:Parted._entries": "places of sessions and of models that are not ready, by owner; no text",
+    "router/parted.py:Parted._sizes": TENANTS,
     "router/queue.py:_Lane.queue": "requests that wait, within their tenant's lane (router/test_queue.py)",
     "router/queue.py:FairQueue._lanes": TENANTS,
     "router/queue.py:FairQueue._heads": TENANTS,
@@ -81,6 +83,7 @@ PLACES = {
     "router/ray/reports.py:Tickets._reached_s": REPLICAS,
     "router/ray/reports.py:Reporter._known": REPLICAS,
     "router/ray/scaling.py:Waiting._work_s": "numbers of requests in flight",
+    "router/retries.py:RetryBudget._parts": TENANTS,
     "router/sections.py:SectionIndex._sections": HASHES,
     "router/session.py:Split._weights": OPERATOR,
     "router/shadow.py:Copy.parts": "A TEXT and its answer while a candidate answers it: dropped before an invalidation "
@@ -150,3 +153,14 @@ class Keeper:
         local = {}
 """
     assert set(_collections(ast.parse(source))) == {f"Keeper.{name}" for name in ("texts", "a", "b", "d", "e")}
+
+
+def test_engines_are_told_of_invalidations_by_one_alone() -> None:
+    """Whoever administers an engine does so by `CacheAdmin`, which has holders of texts let go of them first."""
+    called = {
+        path.relative_to(SOURCE).as_posix()
+        for path in (SOURCE / "server").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "administer"
+    }
+    assert called == {"server/admin.py", "server/control_app.py"}  # the latter is an engine core's own, for traces

@@ -6,10 +6,11 @@ from pathlib import Path
 import hotspan
 
 SOURCE = Path(hotspan.__file__).parent
-PACKAGES = ("server", "router", "http")
+PACKAGES = ("server", "router", "http", "formatters")
 KINDS = (
     *("Semaphore", "BoundedSemaphore", "Queue", "PriorityQueue", "LifoQueue", "Lock", "Condition"),
-    *("Budget", "Turns", "InTurn", "FairQueue", "FairOrder", "ThreadPoolExecutor"),
+    *("Recent", "Parted", "LruCache"),  # whose entries push out each other
+    *("Budget", "RetryBudget", "Turns", "InTurn", "FairQueue", "FairOrder", "ThreadPoolExecutor"),
 )
 
 PARTS = {
@@ -29,9 +30,17 @@ PARTS = {
     "server/source.py:ThreadPoolExecutor": "parts of a model that is fetched at the start",
     "server/python_control.py:ThreadPoolExecutor": "one call of the program that has the engine",
     "router/dispatcher.py:FairQueue": "turns of tenants, by tokens (router/test_queue.py)",
+    "router/session.py:Parted": "the entry of the owner who has most goes (router/test_session.py)",
+    "router/unready.py:Parted": "the entry of the owner who has most goes (router/test_limits_are_not_faults.py)",
+    "router/fleet.py:Recent": "sessions that moved: one that is forgotten goes where its name leads, and moves again",
+    "router/proxy.py:RetryBudget": "half of it divided between tenants (router/test_retries.py)",
     "router/shadow.py:Queue": "copies: whose place is taken goes without (router/test_shadow.py)",
     "router/caches.py:Lock": "the administrator's",
     "router/caches.py:Semaphore": "the administrator's",
+    "formatters/calls.py:Turns": "one tenant after the other, each so many at most (formatters/test_calls.py)",
+    "formatters/calls.py:Lock": "held for a few steps, by none who waits",
+    "formatters/formatters.py:Lock": "the operator's, and adapters that are registered",
+    "formatters/script.py:Lock": "files that are loaded",
     "http/bodies.py:Budget": "divided between principals (server/lmi/test_body_budgets.py)",
 }
 """By module and kind: how it is divided between those who wait, and where that is tested."""

@@ -62,13 +62,12 @@ class FormatterError(HotspanError):
     """A formatter of the user's failed; the message says which, where and why.
 
     phase: "input" or "output". name: the formatter. status: what the client is answered.
+    about: as an HttpError has it: the formatter belongs to one model or adapter, unless its caller is over a limit.
     """
 
-    about = "model"
-    """As an HttpError has it: the formatter belongs to one model or adapter."""
-
-    def __init__(self, message: str, *, phase: str, name: str, status: int = 500) -> None:
+    def __init__(self, message: str, *, phase: str, name: str, status: int = 500, about: str = "model") -> None:
         super().__init__(message)
+        self.about = about
         self.phase = phase
         self.name = name
         self.status = status

@@ -144,13 +144,13 @@ class Routes:
                 await self._after_body(exchange, _error(404, "this port has /metrics and /health"))
 
     def _check(self, exchange: Exchange) -> None:
-        """Raise HttpError for a head that could be read in two ways, is not HTTP/1's, or has a foreign host."""
+        """Raise HttpError for a head that could be read in two ways, is not HTTP/1's, or has a foreign host or page."""
         if exchange.scope["http_version"] not in ("1.0", "1.1"):
             raise HttpError(505, "send HTTP/1.1")
         if "upgrade" in exchange.headers:
             raise HttpError(400, "there is no other protocol here: send no Upgrade")
         exchange.check()
-        self._hosts.check(exchange.headers.get("host", ""))
+        self._hosts.check(exchange.method, exchange.headers)
 
     async def _answer(self, exchange: Exchange) -> None:
         try:

@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 from asyncio import AbstractEventLoop, Future
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -16,14 +16,17 @@ from typing import Any
 from hotspan.core.errors import FormatterError
 from hotspan.core.threads import start
 from hotspan.formatters.formatter import Context, Formatter, Phase, line_in
+from hotspan.formatters.turns import Turns
 
 logger = logging.getLogger(__name__)
 
-MAX_RUNNING = 8
-"""Calls of one formatter at the same time, those that hang included; the next wait for their turn."""
+MAX_RUNNING, MAX_OF_ALL = 8, 16
+"""Calls of one formatter at the same time for one owner, and for all; those that hang included. The next wait for their
+turn."""
 
 MAX_HUNG = 4
-"""Calls of one formatter that are over their time and have not ended; with so many it is not called any more."""
+"""An owner's calls of one formatter that are over their time and have not ended; with so many it is not called any more
+for that owner."""
 
 _RETURNS: dict[Phase, tuple[type, ...]] = {Phase.INPUT: (dict,), Phase.OUTPUT: (dict, str, bytes)}
 _MAX_TEXT = 300
@@ -83,35 +86,36 @@ class Calls:
     """The one way to call a formatter.
 
     A call that hangs keeps its turn until it ends, whether or not anybody still waits for it. So a formatter that
-    hangs can't take more than MAX_RUNNING threads, and none from any other formatter.
+    hangs can't take more than MAX_OF_ALL threads, and none from any other formatter; and an owner whose inputs are slow
+    can't take more than MAX_RUNNING turns from the others.
     """
 
     def __init__(self, formatter: Formatter, threads: Threads, timeout_s: float) -> None:
         self.formatter = formatter
         self._threads = threads
         self._timeout_s = timeout_s
-        self._turns = asyncio.Semaphore(MAX_RUNNING)
+        self._turns = Turns(MAX_RUNNING, MAX_OF_ALL)
         self._numbers = count()
-        self._began: dict[int, float] = {}  # call -> the loop's time
+        self._began: dict[int, tuple[Hashable, float]] = {}  # call -> its owner, the loop's time
 
-    async def run(self, value: Any, context: Context) -> Any:
-        """What the formatter makes of `value`, which it may change.
+    async def run(self, value: Any, context: Context, owner: Hashable = "") -> Any:
+        """What the formatter makes of `value`, which it may change, for an owner.
 
         Raises: FormatterError with status 400 if an input formatter refuses the request with a ValueError, 500 if the
                 formatter fails, 504 if it takes too long, 503 if it has no turn in that time, or too many calls hang.
         """
         loop = asyncio.get_running_loop()
-        hung = sum(loop.time() - began > self._timeout_s for began in self._began.values())
+        hung = sum(whose == owner and loop.time() - at_s > self._timeout_s for whose, at_s in self._began.values())
         if hung >= MAX_HUNG:
             raise self._failure(503, f"is not called: {hung} earlier calls hang. Correct it, and load it again")
         deadline = loop.time() + self._timeout_s
         try:
             async with asyncio.timeout_at(deadline):
-                await self._turns.acquire()
+                await self._turns.take(owner)
         except TimeoutError:
             problem = f"had no turn within {self._timeout_s:g} s: {len(self._began)} other calls of it run"
-            raise self._failure(503, problem) from None
-        future = self._begin(loop, value, context)
+            raise self._failure(503, problem, about="limit") from None
+        future = self._begin(loop, value, context, owner)
         try:
             await asyncio.wait({future}, timeout=deadline - loop.time())
             if not future.done():
@@ -120,9 +124,9 @@ class Calls:
             future.cancel()  # an async formatter is stopped; in a thread it runs on, and is counted
         return self._judged(future)
 
-    def _begin(self, loop: AbstractEventLoop, value: Any, context: Context) -> "Future[_Outcome]":
+    def _begin(self, loop: AbstractEventLoop, value: Any, context: Context, owner: Hashable) -> "Future[_Outcome]":
         number = next(self._numbers)
-        self._began[number] = loop.time()
+        self._began[number] = owner, loop.time()
         future: Future[_Outcome]
         if self.formatter.is_async:
             future = loop.create_task(self._awaited(value, context))
@@ -133,8 +137,8 @@ class Calls:
         return future
 
     def _end(self, number: int) -> None:
-        del self._began[number]
-        self._turns.release()
+        owner, _ = self._began.pop(number)
+        self._turns.give(owner)
 
     async def _awaited(self, value: Any, context: Context) -> _Outcome:
         try:
@@ -190,9 +194,9 @@ class Calls:
             500, f"failed{line_in(self.formatter.file, error)}: {type(error).__name__}: {text}"
         ) from error
 
-    def _failure(self, status: int, problem: str) -> FormatterError:
+    def _failure(self, status: int, problem: str, about: str = "model") -> FormatterError:
         phase, name = self.formatter.phase.value, self.formatter.name
-        return FormatterError(f"{phase} formatter {name} {problem}", phase=phase, name=name, status=status)
+        return FormatterError(f"{phase} formatter {name} {problem}", phase=phase, name=name, status=status, about=about)
 
 
 class _Unfit(Exception):

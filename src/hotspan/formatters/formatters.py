@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,31 +77,40 @@ class Formatters:
         """Whether answers of `adapter` go through a formatter."""
         return self._calls(adapter, Phase.OUTPUT) is not None
 
-    async def input(self, adapter: str | None, payload: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-        """The payload to serve; `payload` itself belongs to the formatter from here on.
+    async def input(
+        self, adapter: str | None, payload: dict[str, Any], headers: Mapping[str, str], owner: Hashable = ""
+    ) -> dict[str, Any]:
+        """The payload to serve; `payload` itself belongs to the formatter from here on. owner: whose turn it takes.
 
         Raises: FormatterError with the status to answer with: 400 if the formatter refuses the request.
         """
-        result: dict[str, Any] = await self._run(Phase.INPUT, adapter, payload, headers)
+        result: dict[str, Any] = await self._run(Phase.INPUT, adapter, payload, headers, owner)
         return result
 
     async def output(
-        self, adapter: str | None, output: dict[str, Any] | str | bytes, headers: Mapping[str, str] | None = None
+        self,
+        adapter: str | None,
+        output: dict[str, Any] | str | bytes,
+        headers: Mapping[str, str] | None = None,
+        owner: Hashable = "",
     ) -> dict[str, Any] | str | bytes:
         """What to send for an answer, or for a chunk of a streamed one.
 
         headers: the request's; they have the request's id and what its client accepts.
+        owner:   whose turn it takes.
         Raises: FormatterError, also in the middle of a stream, which can't go on then.
         """
-        result: dict[str, Any] | str | bytes = await self._run(Phase.OUTPUT, adapter, output, headers or {})
+        result: dict[str, Any] | str | bytes = await self._run(Phase.OUTPUT, adapter, output, headers or {}, owner)
         return result
 
-    async def _run(self, phase: Phase, adapter: str | None, value: Any, headers: Mapping[str, str]) -> Any:
+    async def _run(
+        self, phase: Phase, adapter: str | None, value: Any, headers: Mapping[str, str], owner: Hashable
+    ) -> Any:
         calls = self._calls(adapter, phase)
         if calls is None:
             return value
         lowered = {name.lower(): text for name, text in headers.items()}
-        return await calls.run(value, Context(adapter or None, lowered, self.tokenizer, self._clock.unix()))
+        return await calls.run(value, Context(adapter or None, lowered, self.tokenizer, self._clock.unix()), owner)
 
     def _calls(self, adapter: str | None, phase: Phase) -> Calls | None:
         for name in (adapter, None):

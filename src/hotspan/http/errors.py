@@ -17,8 +17,9 @@ REFUSED = "x-hotspan-refused"
 """The header of a refusal that tells nothing of the server's health: what the refusal is about. A router reads it in
 the responses of its replicas, whatever status these have (LMI's clients get 503 for 429)."""
 
-LIMIT, MODEL = "limit", "model"
-"""Values of REFUSED: the requests in work are as many as may be; the model or adapter that the request names."""
+LIMIT, MODEL, REQUEST = "limit", "model", "request"
+"""Values of REFUSED: the requests in work are as many as may be; the model or adapter that the request names; what this
+one request asked for, while others are served."""
 
 
 class HttpError(HotspanError):
@@ -28,7 +29,7 @@ class HttpError(HotspanError):
     retry_s: seconds of Retry-After; 429 and 503 always have one.
     code:    a word for programs, such as invalid_api_key; without one the status.
     kind:    the error's type; without one it is made of the status.
-    about:   LIMIT or MODEL for a refusal that says nothing of the server's health; 429 is always about a LIMIT.
+    about:   LIMIT, MODEL or REQUEST for a refusal that says nothing of the server's health; 429 is about a LIMIT.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class HttpError(HotspanError):
         )
 
     @classmethod
-    def answered(cls, status: int, body: bytes) -> "HttpError":
+    def answered(cls, status: int, body: bytes, *, about: str = "") -> "HttpError":
         """An error that another application answered, in whatever shape; its further fields are kept."""
         try:
             said = json.loads(body)
@@ -68,8 +69,8 @@ class HttpError(HotspanError):
             said = body.decode(errors="replace").strip()
         inner = said.get("error", said.get("detail")) if isinstance(said, dict) else said
         if not isinstance(inner, dict):
-            return cls(status, str(inner or HTTPStatus(status).phrase))
-        made = cls(status, str(inner.get("message", "")))
+            return cls(status, str(inner or HTTPStatus(status).phrase), about=about)
+        made = cls(status, str(inner.get("message", "")), about=about)
         made._body = said
         made._error |= {name: value for name, value in inner.items() if value is not None}
         return made

@@ -54,6 +54,17 @@ def check_tls(values: Mapping[str, Any]) -> None:
         ) from error
 
 
+def allowed(values: Mapping[str, Any], what: str) -> list[str]:
+    """The origins, methods or headers that are allowed (CORS). Raises: ConfigError for an option that is not a list."""
+    name = f"allowed_{what}"
+    given = values.get(name) or []
+    try:
+        return list(json.loads(given) if isinstance(given, str) else given)
+    except (TypeError, ValueError) as error:
+        flag = f"--allowed-{what}"
+        raise ConfigError(f'{flag} is {given!r}: give a JSON list of text, such as ["https://a.example"]') from error
+
+
 def with_cors(app: ASGIApp, values: Mapping[str, Any]) -> ASGIApp:
     """The app with the CORS headers that the options allow; the app itself if they allow no origin.
 
@@ -62,7 +73,7 @@ def with_cors(app: ASGIApp, values: Mapping[str, Any]) -> ASGIApp:
 
     Raises: ConfigError for an option that is not a list.
     """
-    origins, methods, headers = (_texts(values, name) for name in ("origins", "methods", "headers"))
+    origins, methods, headers = (allowed(values, name) for name in ("origins", "methods", "headers"))
     if not origins:
         return app
     return CORSMiddleware(
@@ -91,13 +102,3 @@ def leave_out(values: Mapping[str, Any]) -> None:
     """Keep requests out of the access log of this process as the options tell."""
     if paths := values.get("disable_access_log_for_endpoints"):
         logging.getLogger("uvicorn.access").addFilter(LeavesOut(paths))
-
-
-def _texts(values: Mapping[str, Any], what: str) -> list[str]:
-    name = f"allowed_{what}"
-    given = values.get(name) or []
-    try:
-        return list(json.loads(given) if isinstance(given, str) else given)
-    except (TypeError, ValueError) as error:
-        flag = f"--allowed-{what}"
-        raise ConfigError(f'{flag} is {given!r}: give a JSON list of text, such as ["https://a.example"]') from error

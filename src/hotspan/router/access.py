@@ -85,9 +85,11 @@ class Access:
     # -- who may -------------------------------------------------------------------------------------------------------
 
     def check_host(self, exchange: Exchange, *, is_admin: bool) -> None:
-        """Raise HttpError 421 for a name that is not this machine's, where no key is asked."""
+        """Raise HttpError 421 for a name that is not this machine's, 403 for a page of another site, where no key is
+        asked.
+        """
         if not self._keys or (is_admin and self._admin_token is None):
-            self._hosts.check(exchange.headers.get("host", ""))
+            self._hosts.check(exchange.method, exchange.headers)
 
     def check_client(self, exchange: Exchange, *, or_admin: bool = False) -> None:
         """Raise HttpError 401 if keys are needed and the request shows none of them.

@@ -7,11 +7,13 @@ known to read that log follows it: it gets no requests until it has.
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
 import orjson
 
 from hotspan.core.credentials import log_name
+from hotspan.http.errors import REFUSED, REQUEST
 from hotspan.http.exchange import Exchange
 from hotspan.http.upstream import BrokenError, UnreachedError, Upstream, forwarded
 from hotspan.router.health import ReplicaHealth
@@ -60,7 +62,9 @@ async def fan_out(
         if logs:
             message += ". They are not known to read the log that has it"
         said["error"] = {"message": message, "type": "FanOutError", "param": None, "code": status}
-    await exchange.respond(status, orjson.dumps(said))
+    # For another router in front: this one is well, whatever its replicas are.
+    about = {REFUSED: REQUEST} if status >= HTTPStatus.BAD_GATEWAY else {}
+    await exchange.respond(status, orjson.dumps(said), headers=about)
     return is_complete
 
 

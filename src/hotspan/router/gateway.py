@@ -213,20 +213,20 @@ class Gateway:
         """By the best replica."""
         if self.is_draining:
             raise HttpError(503, "the router stops: send this to another one, or try again", retry_s=1)
-        began_s = self._clock.monotonic()
+        began_s, withdrawals = self._clock.monotonic(), self.shadows.withdrawals
         async with self._prompt(exchange) as body, exchange.watched(is_cancelled=True):
             tenant = self._access.tenant(exchange.headers)
             ask = await self._prompts.read(
                 exchange.path, exchange.headers, body, tenant=tenant, request_id=exchange.request_id
             )
-            return await self._proxy.forward(exchange, body, ask, began_s)
+            return await self._proxy.forward(exchange, body, ask, began_s, withdrawals=withdrawals)
 
     async def _one(self, exchange: Exchange) -> str:
         """By any replica, or the one that has what the path names; of the lists of models, what all list together."""
         if exchange.method == "GET" and exchange.path == LIST:
             return await self._list(exchange)
-        owner = self._access.owner_of_texts(exchange.headers).mark
-        ask = Ask((), 0, 1.0, owner=owner, response=response_of(exchange.path))
+        owner, tenant = self._access.owner_of_texts(exchange.headers).mark, self._access.tenant(exchange.headers)
+        ask = Ask((), 0, 1.0, tenant=tenant, owner=owner, response=response_of(exchange.path))
         async with self._body(exchange) as body, exchange.watched(is_cancelled=True):
             return await self._proxy.forward(exchange, body, ask, self._clock.monotonic())
 
@@ -244,11 +244,11 @@ class Gateway:
             return await self._fan_out(exchange, body)
 
     async def _fan_out(self, exchange: Exchange, body: bytes) -> str:
-        if exchange.path.rstrip("/") in WITHDRAWING:
-            await self.shadows.forget()
+        is_withdrawing = exchange.path.rstrip("/") in WITHDRAWING
         # Those that are up come first: the first is asked before the others.
         names = sorted(self._replicas, key=lambda name: name not in self.fleet.up)
-        outcome = "complete" if await fan_out(self._upstream, self.health, names, exchange, body) else "incomplete"
+        async with self.shadows.withdrawing() if is_withdrawing else contextlib.nullcontext():
+            outcome = "complete" if await fan_out(self._upstream, self.health, names, exchange, body) else "incomplete"
         self._models.ask_again()  # it may have changed adapters
         self._metrics.fan_outs[outcome,] += 1
         return outcome
@@ -260,7 +260,7 @@ class Gateway:
             tenant = self._access.tenant(exchange.headers)
             ask = await self._prompts.read("", exchange.headers, body, tenant=tenant, request_id=exchange.request_id)
             if ask.keys or ask.session:
-                return await self._proxy.forward(exchange, body, ask, began_s)
+                return await self._proxy.forward(exchange, body, ask, began_s, is_work=False)
             return await self._fan_out(exchange, body)
 
     async def _warm(self, exchange: Exchange) -> str:

@@ -30,9 +30,6 @@ _MAX_BYTES = 4096
 _SPREAD = 0.1
 """Part of the interval that is drawn by lot, so that several routers do not ask in step."""
 
-_FILLS_S = 60.0
-"""Time in which the reserve of retries fills up."""
-
 
 class HealthState(Enum):
     """Result of the health checks."""
@@ -229,36 +226,3 @@ def _parsed(said: bytes) -> dict[str, Any]:
     except orjson.JSONDecodeError:
         return {}
     return found if isinstance(found, dict) else {}
-
-
-class RetryBudget:
-    """How many requests may be sent again: a part of all, and a reserve for a replica that dies with many.
-
-    share:   retries for each request. reserve: at most so many at once; it fills up again by itself in a minute.
-    """
-
-    def __init__(self, share: float, reserve: float, clock: Clock) -> None:
-        self._share = share
-        self._reserve = max(reserve, 1.0)
-        self._clock = clock
-        self._left = reserve
-        self._at_s = clock.monotonic()
-
-    @property
-    def left(self) -> float:
-        """Retries that may be made now."""
-        now_s = self._clock.monotonic()
-        self._left = min(self._reserve, self._left + (now_s - self._at_s) * self._reserve / _FILLS_S)
-        self._at_s = now_s
-        return self._left
-
-    def asked(self) -> None:
-        """A request came."""
-        self._left = min(self._reserve, self._left + self._share)
-
-    def spend(self) -> bool:
-        """Whether a retry may be made; if so, it is counted."""
-        if self.left < 1:
-            return False
-        self._left -= 1
-        return True

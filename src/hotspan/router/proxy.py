@@ -18,10 +18,11 @@ from hotspan.http.head import CLOSED_SESSION_HEADER, HELD_HEADER, NEW_SESSION_HE
 from hotspan.http.upstream import BrokenError, UnreachedError, Upstream, UpstreamResponse, forwarded, relay
 from hotspan.router.dispatcher import Dispatcher
 from hotspan.router.fleet import Fleet, NoReplicaError, Ticket
-from hotspan.router.health import ReplicaHealth, RetryBudget
+from hotspan.router.health import ReplicaHealth
 from hotspan.router.metrics import Metrics
 from hotspan.router.models import ServedModels, is_missing, named_by
 from hotspan.router.queue import Where
+from hotspan.router.retries import RetryBudget
 from hotspan.router.session import REST, Split, StatefulSessions
 from hotspan.router.settings import RouterSettings
 from hotspan.router.shadow import Shadows
@@ -57,6 +58,9 @@ class _Request:
     where:   replicas that may take it; None is any.
     serving: those that may have its model, to which `where` is widened at most; None is any.
     bound:   the table and the name by which only one replica may take it: that of its session or stored response.
+    is_work: somebody waits for it to be computed. An announcement is none: it is tried once, and whatever becomes of it
+             is no sign of a replica's health, since it takes as long as what one client announces.
+    withdrawals: of `Shadows` when it began.
     """
 
     exchange: Exchange
@@ -65,12 +69,14 @@ class _Request:
     headers: list[tuple[str, str]]
     span: Span
     began_s: float
+    withdrawals: int
     group: str = ""
     where: Where | None = None
     serving: Where | None = None
     bound: tuple[StatefulSessions, str] | None = None
     tried: frozenset[str] = frozenset()
     attempts: int = 0
+    is_work: bool = True
 
     @property
     def named(self) -> str:
@@ -108,18 +114,36 @@ class Proxy:
         self._shadows = shadows
         self._models = models
         self._clock = fleet.clock
-        self._budget = RetryBudget(settings.retry_share, settings.retry_reserve, fleet.clock)
+        # Clients make up names of models: what is sent on for these takes nothing of what a replica's failure needs.
+        self._budget, self._model_budget = (
+            RetryBudget(settings.retry_share, settings.retry_reserve, fleet.clock) for _ in range(2)
+        )
         self._split = Split(settings.group_shares) if settings.group_shares else None
         self._groups = _groups(settings)
         self._unready = UnreadyModels(fleet.clock)
 
-    async def forward(self, exchange: Exchange, body: bytes, ask: Ask, began_s: float) -> str:
-        """Answer a request from a replica; the outcome, for the metrics. began_s: when its head came."""
+    async def forward(
+        self,
+        exchange: Exchange,
+        body: bytes,
+        ask: Ask,
+        began_s: float,
+        *,
+        withdrawals: int = -1,
+        is_work: bool = True,
+    ) -> str:
+        """Answer a request from a replica; the outcome, for the metrics.
+
+        began_s: when its head came. withdrawals: of `Shadows`, at that time; without it there are no copies.
+        """
         span = self._tracer(exchange.path, exchange.raw_headers)
         outcome = "failed"
         try:
-            request = _Request(exchange, body, ask, forwarded(exchange, span.carried), span, began_s)
-            self._budget.asked()
+            headers = forwarded(exchange, span.carried)
+            request = _Request(exchange, body, ask, headers, span, began_s, withdrawals, is_work=is_work)
+            if is_work:
+                self._budget.asked(ask.tenant)
+                self._model_budget.asked(ask.tenant)
             self._aim(request)
             while True:
                 try:
@@ -158,16 +182,17 @@ class Proxy:
         try:
             headers = [*request.headers, *self._held(request)]
             answer = await self._upstream.ask(name, exchange.method, exchange.target, headers, request.body)
-            is_sign = not (about := answer.header(REFUSED))
+            is_sign = not (about := answer.header(REFUSED)) and request.is_work
             if answer.status in _RETRIED and (is_sign or about == MODEL):
                 if not is_sign:
-                    self._unready.note(name, request.named, answer)
+                    self._unready.note(name, request.named, answer, request.ask.owner)
                 elif answer.status == HTTPStatus.GATEWAY_TIMEOUT:
                     health.was_late(since, "504")
                 else:
                     health.failed(str(answer.status))
                 is_over, is_sign = is_sign, False
-                if request.bound is None and self._may_retry(request, name):
+                budget = self._model_budget if about == MODEL else self._budget
+                if request.bound is None and self._may_retry(request, name, budget):
                     return str(answer.status)
             try:
                 first = await answer.part()
@@ -181,13 +206,10 @@ class Proxy:
             await self._relay(request, ticket, answer, first, is_sign=is_sign)
             return None
         except UnreachedError as error:
-            is_over = True
-            if error.is_overdue:
-                health.was_late(since, str(error))
-            else:
-                health.failed(str(error))
+            is_over = request.is_work
+            self._count(health, since, error, is_work=request.is_work)
             self._unbind(request)
-            if not error.is_overdue and self._may_retry(request, name):
+            if not error.is_overdue and self._may_retry(request, name, self._budget):
                 return "unreached"
             why = "gave no answer in time" if error.is_overdue else "gave no answer"
             logger.warning("request_unanswered request=%s replica=%s why=%s", exchange.request_id, name, error)
@@ -198,13 +220,24 @@ class Proxy:
             if answer is not None:
                 answer.close()
 
+    def _count(self, health: ReplicaHealth, since: int, error: UnreachedError | BrokenError, *, is_work: bool) -> None:
+        """Count an answer that did not come, or broke off. since: `parts` of the replica when it was last well."""
+        if not is_work:
+            return
+        if error.is_overdue:
+            health.was_late(since, str(error))
+        else:
+            health.failed(str(error))
+
     def _held(self, request: _Request) -> list[tuple[str, str]]:
         """The header that says for how long a request was held, if it was not sent on at once."""
         held_s = self._clock.monotonic() - request.began_s
         return [(HELD_HEADER, str(math.ceil(1000 * held_s)))] if request.attempts > 1 or held_s > _AT_ONCE_S else []
 
-    def _may_retry(self, request: _Request, name: str) -> bool:
-        """Whether a request may go to another replica now; if so, the retry is counted."""
+    def _may_retry(self, request: _Request, name: str, budget: RetryBudget) -> bool:
+        """Whether a request may go to another replica now; if so, the retry is counted in `budget`."""
+        if not request.is_work:
+            return False
         up = self._fleet.up
         others = set(up if request.where is None else request.where.intersection(up)) - request.tried - {name}
         if not others and request.where != request.serving:  # better another group than none
@@ -212,7 +245,7 @@ class Proxy:
             others = set(up if request.where is None else request.where & up) - request.tried - {name}
         if not others or request.attempts >= self._settings.attempts or request.exchange.is_begun:
             return False
-        if not self._budget.spend():
+        if not budget.spend(request.ask.tenant):
             self._metrics.retries_refused += 1
             return False
         return True
@@ -222,16 +255,16 @@ class Proxy:
         ask = request.ask
         if not (ask.model or ask.adapter or named_by(request.exchange.path)):
             return False
-        self._unready.lacks(name, request.named)
+        self._unready.lacks(name, request.named, ask.owner)
         if request.serving is not None:  # what it listed is no longer so
             self._models.ask_again()
             request.serving = None
-        return request.bound is None and self._may_retry(request, name)
+        return request.bound is None and self._may_retry(request, name, self._model_budget)
 
     def _avoided(self, request: _Request) -> frozenset[str]:
         """The replicas that a request has tried, and while there are others those that are not ready for its model."""
         where = self._fleet.up if request.where is None else request.where.intersection(self._fleet.up)
-        avoided = request.tried | self._unready.of(request.named)
+        avoided = request.tried | self._unready.of(request.named, request.ask.owner)
         return avoided if where - avoided else request.tried
 
     def _widen(self, request: _Request) -> None:
@@ -265,7 +298,8 @@ class Proxy:
             self._sessions.note(ticket.decision.name, new, answer.header(CLOSED_SESSION_HEADER), request.ask.owner)
         if exchange.path.endswith("/responses") and (made := _RESPONSE.search(part, 0, _TAIL)):
             self._responses.note(ticket.decision.name, made[1].decode(), "", request.ask.owner)
-        copies = self._shadows.begin(exchange, request.body, request.headers, ticket.decision.name, answer)
+        asked = (exchange, request.body, request.headers)
+        copies = self._shadows.begin(*asked, ticket.decision.name, answer, request.withdrawals)
         since, before, last = 0, b"", b""
         began_s = waited_s = 0.0
 
@@ -285,10 +319,8 @@ class Proxy:
             await relay(exchange, answer, self._head(ticket, answer), part, came, written)
         except BrokenError as error:
             self._metrics.broken += 1
-            if error.is_overdue:
-                health.was_late(since, str(error))
-            elif waited_s < _SLOW_CLIENT_S:
-                health.failed(str(error))
+            if error.is_overdue or waited_s < _SLOW_CLIENT_S:
+                self._count(health, since, error, is_work=request.is_work)
             ticket.end(failed=True)
             name = ticket.decision.name
             logger.warning("answer_broken request=%s replica=%s why=%s", exchange.request_id, name, error)

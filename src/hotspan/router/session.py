@@ -15,6 +15,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from hotspan.core.clock import Clock
 from hotspan.http.head import SESSION_HEADER
+from hotspan.router.parted import Parted
 from hotspan.router.prompt import Prompt, flat
 
 K = TypeVar("K")
@@ -150,7 +151,8 @@ class StatefulSessions:
         NEW_SESSION -> the cheapest replica -> its response names the id -> bound here until it expires
         ID          -> that replica            CLOSE -> that replica, and forgotten here
 
-    Ids are known by owner: another owner's id is one that is not known here.
+    Ids are known by owner: another owner's id is one that is not known here, and no owner's ids push out those of one
+    who has fewer.
 
     lasts_s: life of a session for which the replica names no end.
     is_kept: one whose replica is gone stays bound to it: no other replica can ever take it over.
@@ -163,7 +165,7 @@ class StatefulSessions:
         self._clock = clock
         self._lasts_s = lasts_s
         self._is_kept = is_kept
-        self._homes: Recent[bytes, tuple[str, float]] = Recent(max_sessions)
+        self._homes: Parted[str, tuple[str, float]] = Parted(max_sessions)
         self.lost = 0
 
     def __len__(self) -> int:
@@ -171,26 +173,24 @@ class StatefulSessions:
 
     def home(self, name: str | None, owner: bytes = b"") -> str | None:
         """The replica of a session; None if it is not known here, or has expired."""
-        key = _owned(name or NEW_SESSION, owner)
-        found = None if not name or name == NEW_SESSION else self._homes.used(key)
-        if found is None:
+        if not name or name == NEW_SESSION or (found := self._homes.used(owner, name)) is None:
             return None
         if found[1] <= self._clock.unix():
-            del self._homes[key]
+            self._homes.pop(owner, name)
             return None
         return found[0]
 
     def note(self, replica: str, new: str, closed: str, owner: bytes = b"") -> None:
         """Take over what the headers of a replica's response say of sessions; "" says nothing."""
-        self._homes.pop(_owned(closed.strip(), owner), None)
+        self._homes.pop(owner, closed.strip())
         name, _, rest = new.partition(";")
         if 0 < len(name := name.strip()) <= _MAX_ID:
-            self._homes[_owned(name, owner)] = (replica, self._ends_s(rest))
+            self._homes.put(owner, name, (replica, self._ends_s(rest)))
 
     def lose(self, name: str, owner: bytes = b"") -> None:
         """A session's replica is gone, and so is the session, unless it is kept for when the replica is back."""
         if not self._is_kept:
-            self.lost += self._homes.pop(_owned(name, owner), None) is not None
+            self.lost += self._homes.pop(owner, name) is not None
 
     def _ends_s(self, attributes: str) -> float:
         _, _, given = attributes.partition("Expires=")
@@ -198,8 +198,3 @@ class StatefulSessions:
             return datetime.strptime(given.strip(), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
         except ValueError:
             return self._clock.unix() + self._lasts_s
-
-
-def _owned(name: str, owner: bytes) -> bytes:
-    """The name of an owner's session."""
-    return bytes((len(owner),)) + owner + name.encode(errors="replace")

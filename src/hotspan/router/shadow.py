@@ -9,9 +9,10 @@ candidate drifts by what it differs more than that. Nobody waits for a copy: it 
 """
 
 import asyncio
+import contextlib
 import logging
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
@@ -77,7 +78,10 @@ class _Group:
 
 
 class Shadows(Collector):
-    """Makes and compares shadow requests, and rolls candidates back. One event loop's."""
+    """Makes and compares shadow requests, and rolls candidates back. One event loop's.
+
+    withdrawals: beginnings and ends of invalidations. Who begins a request notes it.
+    """
 
     def __init__(
         self,
@@ -98,17 +102,30 @@ class Shadows(Collector):
         self._queue: asyncio.Queue[Copy] = asyncio.Queue(_QUEUE)
         self._held: WeakSet[Copy] = WeakSet()  # of requests that are being answered, or in the queue
         self._comparing: set[asyncio.Task[str]] = set()
+        self.withdrawals = 0
+        self._withdrawing = 0  # invalidations that are not acknowledged yet
 
     # -- on the way of a request ---------------------------------------------------------------------------------------
 
     def begin(
-        self, exchange: Exchange, body: bytes, headers: list[tuple[str, str]], replica: str, answer: UpstreamResponse
+        self,
+        exchange: Exchange,
+        body: bytes,
+        headers: list[tuple[str, str]],
+        replica: str,
+        answer: UpstreamResponse,
+        since: int,
     ) -> list[Copy]:
         """The copies of a request that `replica` answers; none if it is not drawn, or can't be compared.
 
-        Comparable are completions at temperature 0 with one answer, of at most 256 KiB.
+        Comparable are completions at temperature 0 with one answer, of at most 256 KiB. since: `withdrawals` when the
+        request began; what began before the end of an invalidation is not copied.
         """
         drawn = self._drawn(replica) if self._groups else []
+        if drawn and (since != self.withdrawals or self._withdrawing):
+            for group in drawn:
+                group.outcomes["dropped"] += 1
+            return []
         if not drawn:
             return []
         kind = answer.header("content-type")
@@ -133,11 +150,22 @@ class Shadows(Collector):
                 self._held.discard(copy)
                 self._groups[copy.group].outcomes["dropped"] += 1
 
-    async def forget(self) -> None:
-        """Something is about to be invalidated: no copy of a request from before is sent from now on, nor goes on.
+    @contextlib.asynccontextmanager
+    async def withdrawing(self) -> AsyncIterator[None]:
+        """In the block something is invalidated: of requests that began before its end no copy is sent, nor goes on.
 
         Which copies it concerns is the replicas' to know, and a copy is nobody's request: all are dropped.
         """
+        self._withdrawing += 1
+        try:
+            await self._forget()
+            yield
+        finally:
+            self._withdrawing -= 1
+            self.withdrawals += 1  # what began in the block: its answer may come after it
+
+    async def _forget(self) -> None:
+        self.withdrawals += 1
         for copy in list(self._held):
             copy.is_withdrawn, copy.body, copy.parts = True, b"", []
         comparing = set(self._comparing)

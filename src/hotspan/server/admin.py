@@ -16,7 +16,7 @@ from hotspan.core.clock import Clock, SystemClock
 from hotspan.core.errors import EngineError
 from hotspan.core.terms import DEFAULT_TENANT, tenant_label
 from hotspan.http.dashboard import DASHBOARD, HTML, dashboard
-from hotspan.http.errors import HttpError
+from hotspan.http.errors import REQUEST, HttpError
 from hotspan.http.exchange import note_read
 from hotspan.http.paths import EXPLAIN, LOOKUP, PIN, PREFETCH
 from hotspan.server.adapters.registry import AdapterRegistry, EngineAdapter
@@ -25,6 +25,7 @@ from hotspan.server.announce import Announcement, Pinning, command_of, owner_of,
 from hotspan.server.exchange import OwnRoute
 from hotspan.server.invalidation import Invalidation, Invalidations, Name, check_batch, check_scope
 from hotspan.server.principal import Principal, current_principal
+from hotspan.server.receipts import merged, unfinished
 from hotspan.server.recording import Recording, with_servers
 from hotspan.server.sizes import TextLimit
 from hotspan.server.turns import Turns
@@ -330,24 +331,28 @@ class CacheAdmin:
 
     async def _forget(self, command: Json, scope: Json, timeout_s: float = DURABLE_S) -> JSONResponse:
         """The receipt, with status 503 if the invalidation would not survive a restart."""
-        for let_go in self.holders:
-            await let_go(command.get("batch") or [command])
         try:
-            receipt = merged(await self.ask(command, timeout_s)) | {"scope": scope}
+            receipt = merged(await self.withdraw(command, timeout_s)) | {"scope": scope}
         except TimeoutError:
-            return _unfinished(f"the engine gave no answer within {timeout_s:g} s: repeat it", {"scope": scope})
+            return unfinished(f"the engine gave no answer within {timeout_s:g} s: repeat it", {"scope": scope})
         if "refused" in receipt:
             raise HttpError(400, receipt["refused"])
         if receipt["is_durable"]:
             return JSONResponse(receipt)
-        return _unfinished("it holds in memory, but not after a restart: see to the disk, then repeat it", receipt)
+        return unfinished("it holds in memory, but not after a restart: see to the disk, then repeat it", receipt)
+
+    async def withdraw(self, command: Json, timeout_s: float = DURABLE_S) -> list[Json]:
+        """The answer of each engine core to an invalidation; the holders have let go before. Raises: as `ask`."""
+        for let_go in self.holders:
+            await let_go(command.get("batch") or [command])
+        return await self.ask(command, timeout_s)
 
     async def ask(self, command: Json, timeout_s: float | None) -> list[Json]:
         """The answer of each engine core. Raises: TimeoutError; HttpError 503 with what the engine said."""
         try:
             return await self._engine.administer(command, timeout_s)
         except EngineError as error:
-            raise HttpError(503, str(error)) from error
+            raise HttpError(503, str(error), about=REQUEST) from error
 
 
 def admin_router(admin: CacheAdmin) -> APIRouter:
@@ -366,32 +371,6 @@ def admin_router(admin: CacheAdmin) -> APIRouter:
     router.post("/hotspan/keys/shred")(admin.shred)
     router.post("/hotspan/keys/rotate")(admin.rotate)
     return router
-
-
-def merged(answers: Sequence[Json]) -> Json:
-    """One receipt of those of several engine cores."""
-    first, *others = answers
-    result = dict(first)
-    for other in others if "refused" not in first else ():
-        result["receipt"] += "+" + other["receipt"]
-        result["replicas"] = result["replicas"] + other["replicas"]
-        result["requests_in_flight"] += other["requests_in_flight"]
-        for name in ("replicas_missing", "widened"):
-            if name in result or name in other:
-                result[name] = sorted({*result.get(name, ()), *other.get(name, ())})
-        result["is_durable"] = result["is_durable"] and other["is_durable"]
-        tiers = {**result["removed"], **other["removed"]}
-        result["removed"] = {tier: result["removed"].get(tier, 0) + other["removed"].get(tier, 0) for tier in tiers}
-        if "shredded" in result:  # engine cores that share a store: one of them finds the keys
-            keys, more = result["shredded"], other["shredded"]
-            roots, had_keys = sorted({*keys["roots"], *more["roots"]}), keys["had_keys"] or more["had_keys"]
-            result["shredded"] = keys | {"roots": roots, "had_keys": had_keys}
-    return result
-
-
-def _unfinished(message: str, receipt: Json) -> JSONResponse:
-    error = {"message": message, "type": "Service Unavailable", "param": None, "code": 503}
-    return JSONResponse({"error": error, "receipt": {"is_durable": False} | receipt}, 503)
 
 
 def _logged(header: str | None) -> Json:

@@ -24,7 +24,7 @@ from hotspan.core.errors import EngineError
 from hotspan.core.types import MIB
 from hotspan.engine.plugin import tokenizer_of
 from hotspan.engine.traces import recorded_engine
-from hotspan.http.errors import HttpError
+from hotspan.http.errors import REQUEST, HttpError
 from hotspan.http.exchange import JSON, note_read
 from hotspan.http.paths import LOOKUP, PREFETCH, is_small
 from hotspan.http.upstream import BrokenError, UnreachedError, Upstream
@@ -215,7 +215,7 @@ def _answering() -> Iterator[None]:
     try:
         yield
     except (EngineError, TimeoutError) as error:
-        raise HttpError(503, str(error) or "the engine gave no answer in time") from error
+        raise HttpError(503, str(error) or "the engine gave no answer in time", about=REQUEST) from error
 
 
 async def _misread(request: Request, error: Exception) -> Response:

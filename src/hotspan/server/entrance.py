@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from hotspan.config.admin_token import VARIABLE, admin_token
 from hotspan.http.hosts import Hosts
+from hotspan.http.options import allowed
 from hotspan.http.serving import bind
 from hotspan.server.options import ServeOptions, bind_admin, check_exposure
 from hotspan.server.policy import Access, App, Gate, access_table, unlisted
@@ -63,5 +64,6 @@ def open_entrance(
         )
         credentials = Credentials(options.tenants, token) if link is None else link.credentials
         is_open = link is None and not options.has_keys
-        hosts = Hosts((server.host, *server.allowed_hosts)) if is_open else None
+        pages = allowed(options.engine_values, "origins")
+        hosts = Hosts((server.host, *server.allowed_hosts), pages) if is_open else None
         yield Entrance(listeners, credentials, access, server.admin_port, hosts)

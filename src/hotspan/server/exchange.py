@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hotspan.core.errors import HotspanError
-from hotspan.http.errors import HttpError
+from hotspan.http.errors import REQUEST, HttpError
 from hotspan.http.exchange import BLEND, COUNTED, INFERENCE_ID, JSON, REQUEST_ID, Counted, Exchange, RawHeaders, raw
 from hotspan.http.sse import SSE, Events, event, first_error
 
@@ -31,8 +31,8 @@ CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 FAILED_DEPENDENCY = 424
 
 _NO_STEP = (
-    "the engine gave no answer in time: it is stalled, or one step takes as long (an LLM() in a program's own process "
-    "answers while it generates)"
+    "the engine gave no answer in time: this was too much at once, one step takes as long (an LLM() in a program's own "
+    "process answers while it generates), or it is stalled, which /ping tells"
 )
 
 _LAST_EVENT_S = 1.0
@@ -285,6 +285,9 @@ class _Converter:
 class OwnRoute(APIRoute):
     """A route of hotspan's in the engine's app: an HttpError of its handler becomes the response, as an answer of the
     engine that does not come does.
+
+    Such an answer is no sign of the engine's health: what one client asks for may take longer than it is waited for.
+    Whether the engine makes steps is watched elsewhere (liveness.py).
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -294,7 +297,7 @@ class OwnRoute(APIRoute):
             try:
                 return await handle(request)
             except TimeoutError:
-                error = HttpError(503, _NO_STEP)
+                error = HttpError(503, _NO_STEP, about=REQUEST)
             except HttpError as refused:
                 error = refused
             return JSONResponse(error.body(error.status), error.status, error.headers)

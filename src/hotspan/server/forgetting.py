@@ -3,26 +3,24 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from hotspan.core.errors import EngineError
-from hotspan.http.errors import HttpError
-from hotspan.server.admin import DURABLE_S
-from hotspan.server.administered import Administered
+from hotspan.http.errors import REQUEST, HttpError
+from hotspan.server.admin import DURABLE_S, CacheAdmin
 
 
-def forget_sessions(engine: Administered) -> Callable[[str, str], Awaitable[None]]:
-    """A function that invalidates the chunks of a session."""
+def forget_sessions(admin: CacheAdmin) -> Callable[[str, str], Awaitable[None]]:
+    """A function that invalidates the chunks of a session, and its texts that are held for later."""
 
     async def forget(session: str, tenant: str) -> None:
         what: dict[str, Any] = {"session": session, "tags": [], "adapter": None, "model": False}
         try:
-            receipts = await engine.administer({"do": "invalidate", "tenant": tenant} | what, DURABLE_S)
+            receipts = await admin.withdraw({"do": "invalidate", "tenant": tenant} | what)
         except TimeoutError as error:
             message = f"the session is open: the engine did not forget it within {DURABLE_S:g} s: close it again"
-            raise HttpError(503, message) from error
-        except EngineError as error:
-            raise HttpError(503, f"the session is open: {error}: close it again") from error
+            raise HttpError(503, message, about=REQUEST) from error
+        except HttpError as error:
+            raise HttpError(503, f"the session is open: {error}: close it again", about=REQUEST) from error
         if not all(receipt.get("is_durable") for receipt in receipts):
             message = "the session is open: what was cached of it might be found after a restart: close it again"
-            raise HttpError(503, message)
+            raise HttpError(503, message, about=REQUEST)
 
     return forget

@@ -165,7 +165,7 @@ class Gate:
         headers = Headers(scope=scope)
         try:
             if self._hosts is not None:
-                self._hosts.check(headers.get("host", ""))
+                self._hosts.check(scope.get("method"), headers)
         except HttpError as error:
             await _refuse(error, scope, receive, send)
             return

@@ -231,7 +231,7 @@ def _front(
         illness=lambda: liveness.reason,
         adapters=registry,
         formatters=formatters,
-        forget=forget_sessions(engine) if options.cache is not None else None,
+        forget=forget_sessions(admin) if options.cache is not None else None,
         text_limit=TextLimit(engine.max_tokens, engine.max_chars),
         body_limit=_body_limit(engine, options.server.max_text_bytes),
         log=admin.log,

@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hotspan.config.settings import CacheOptions
+from hotspan.config.tenants import Tenants
 from hotspan.core.directives import parse_directives
 from hotspan.core.errors import ConfigError, EngineError
 from hotspan.http.errors import HttpError
+from hotspan.server.admin import CacheAdmin
 from hotspan.server.forgetting import forget_sessions
 from hotspan.server.lmi import sessions as module
 from hotspan.server.lmi.sessions import Sessions
@@ -234,6 +237,8 @@ async def test_closing_forgets(tmp_path: Path) -> None:
 class Cores:
     """Engine cores whose answers to commands a test sets. asked: the commands."""
 
+    max_tokens, max_chars = 4096, 4096 * 10
+
     def __init__(self, answer: list[dict[str, Any]] | Exception) -> None:
         self.answer = answer
         self.asked: list[dict[str, Any]] = []
@@ -243,6 +248,27 @@ class Cores:
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
+
+
+def administration(cores: Cores) -> CacheAdmin:
+    return CacheAdmin(cores, CacheOptions(ram_gib=1).settings(), Tenants())  # type: ignore[arg-type]
+
+
+async def test_a_sessions_texts_that_are_held_go_before_its_end_is_told(tmp_path: Path) -> None:
+    """Whoever keeps texts for later, as warm-ups do, has let go of the session's before engines are told, and so before
+    the session is closed."""
+    cores = Cores([{"is_durable": True}])
+    admin, told = administration(cores), []
+
+    async def let_go(commands: Any) -> None:
+        told.extend((command["tenant"], command["session"], len(cores.asked)) for command in commands)
+
+    admin.holders.append(let_go)
+    plugs = {"forget": forget_sessions(admin)}
+    app = front(FakeEngine(), sessions_path=tmp_path / "s", forget_closed_sessions=True, plugs=plugs)
+    with asking(Principal("acme", has_key=True)):
+        answer = await invoke(app, {"requestType": "CLOSE"}, **{HEADER: "s1"})
+    assert answer.status_code == 200 and told == [("acme", "s1", 0)] and len(cores.asked) == 1
 
 
 @pytest.mark.parametrize(
@@ -256,7 +282,7 @@ async def test_a_session_that_is_not_forgotten_can_be_closed_again(tmp_path: Pat
         sessions_path=tmp_path / "s",
         strict_sessions=True,
         forget_closed_sessions=True,
-        plugs={"forget": forget_sessions(cores)},  # type: ignore[arg-type]
+        plugs={"forget": forget_sessions(administration(cores))},
     )
     made, close = await create(app), {"requestType": "CLOSE"}
     refused = await invoke(app, close, **{HEADER: made})

@@ -151,7 +151,7 @@ class Dialect:
             model = await self._adapters.resolve(name)
         session = self._session_of(exchange)
         if formatters is not None and formatters.has_input(name):
-            payload = dict(await formatters.input(name, payload, exchange.named_headers))
+            payload = dict(await formatters.input(name, payload, exchange.named_headers, current_tenant()))
             is_same = False
         is_same &= named == model if model is not None else named is None or named not in LMI_NAMES
         payload.pop("model", None)
@@ -251,7 +251,7 @@ class Dialect:
         formatters = self._formatters
         if formatters is None or not formatters.has_output(call.adapter):
             return said
-        return await formatters.output(call.adapter, said, call.exchange.named_headers)
+        return await formatters.output(call.adapter, said, call.exchange.named_headers, current_tenant())
 
 
 def _unformatted(path: str) -> HttpError:

@@ -2,16 +2,17 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
 from prometheus_client import Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
-from hotspan.http.errors import HttpError
-from hotspan.server.admin import merged
+from hotspan.http.errors import REQUEST, HttpError
 from hotspan.server.models.relay import ModelAnswer
 from hotspan.server.models.served import ModelState, ServedModel
+from hotspan.server.receipts import merged
 
 LABEL = "model"
 
@@ -86,8 +87,9 @@ def parts(answers: Sequence[ModelAnswer]) -> dict[str, dict[str, Any]]:
     if not refused:
         return {answer.model: json.loads(answer.content) for answer in answers if answer.status == 200}
     worst = max(refused, key=lambda answer: answer.status)
+    about = REQUEST if worst.status >= HTTPStatus.BAD_GATEWAY else ""  # the store is well, whatever its models are
     if len(refused) == len(answers):
-        raise HttpError.answered(worst.status, worst.content)
+        raise HttpError.answered(worst.status, worst.content, about=about)
     said = str(HttpError.answered(worst.status, worst.content).body(worst.status)["error"]["message"])
     names = ", ".join(answer.model for answer in refused)
-    raise HttpError(worst.status, f"it was not done for {names}, only for the other models: {said}")
+    raise HttpError(worst.status, f"it was not done for {names}, only for the other models: {said}", about=about)
