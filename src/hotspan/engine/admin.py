@@ -249,9 +249,7 @@ class Administrator:
             scope = replace(_scope(command, self._manager.namespace), tenant=tenant, namespace=self._manager.namespace)
             attempt(lambda: known(self._manager.cache.labelled(scope)), answer)
             return answer
-        begun = self._texts.begin(command)
-        go_on = lambda: self._announcer.named(begun.result(), known, answer)  # noqa: E731
-        begun.add_done_callback(lambda done: self._later(go_on, answer))
+        self._announcer.named(self._texts.begin(command), tenant, known, answer)
         return answer
 
     def _pin(self, command: Mapping[str, Any]) -> Answer:

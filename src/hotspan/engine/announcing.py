@@ -3,16 +3,18 @@
 import functools
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from hotspan.cache.prefetch import Found
 from hotspan.cache.rhythm import Turn
 from hotspan.core.clock import Clock
 from hotspan.core.threads import start_worker
+from hotspan.core.turns import InTurn
 from hotspan.core.types import Chunk
+from hotspan.engine.answers import attempt
 from hotspan.engine.manager import HotspanManager
 from hotspan.engine.requests import in_order
 from hotspan.engine.texts import Naming
@@ -28,6 +30,26 @@ _HASH_RESTS = 2
 """Beside requests the hashing of announced texts takes half the share of loads that nobody waits for: it is the
 scheduler's own thread that hashes."""
 
+WAITED_S = 10.0
+"""How long the server waits for an announcement's answer (`DURABLE_S` of server/admin.py). One whose turn has not come
+by then is dropped; one that is being hashed goes on, since the prefetch is of use without its answer."""
+
+MAX_NAMED = 16
+"""Announced texts of one tenant that wait to be hashed; with one more, its oldest is dropped. The server asks for three
+at a time, of all tenants, but those of clients that went away stay here."""
+
+
+@dataclass(slots=True, eq=False)
+class _Announced:
+    """A text that is to be hashed. begun: the thread that begins texts has done so. has_slices: hashing has begun."""
+
+    begun: "Future[Naming]"
+    tenant: int
+    then: Callable[[Sequence[Chunk]], None]
+    answer: "Future[dict[str, Any]]"
+    since_s: float
+    has_slices: bool = False
+
 
 class Announcer:
     """Begins prefetches, and has the scheduler's thread look at them. `knock` calls `turn` there, soon."""
@@ -42,7 +64,7 @@ class Announcer:
         self._thread: threading.Thread | None = None
         self._woken = threading.Event()
         self._closed = False
-        self._namings: deque[tuple[Naming, Callable[[Sequence[Chunk]], None], Future[dict[str, Any]]]] = deque()
+        self._namings: InTurn[_Announced] = InTurn()
         self._hash_s = 0.0  # when the next slice may be hashed beside requests
         if self._rhythm is not None:
             self._rhythm.on_due = self._wake
@@ -70,11 +92,20 @@ class Announcer:
         self._prefetches.look_up(chunks, tenant, told)
         self._wake()
 
-    def named(self, naming: Naming, then: Callable[[Sequence[Chunk]], None], answer: "Future[dict[str, Any]]") -> None:
+    def named(
+        self,
+        begun: "Future[Naming]",
+        tenant: int,
+        then: Callable[[Sequence[Chunk]], None],
+        answer: "Future[dict[str, Any]]",
+    ) -> None:
         """Call `then` with the chunks of a text, once it is named: a slice in each turn, beside requests with little
-        of a core.
+        of a core. Tenants take turns, slice by slice. On the scheduler's thread.
         """
-        self._namings.append((naming, then, answer))
+        if self._namings.count(tenant) >= MAX_NAMED:
+            self._drop(self._namings.oldest(tenant))
+        self._namings.add(tenant, _Announced(begun, tenant, then, answer, self._clock.monotonic()))
+        begun.add_done_callback(lambda done: self._knock())
         self._wake()
 
     def turn(self) -> None:
@@ -92,24 +123,49 @@ class Announcer:
         self._woken.set()
 
     def _hash(self) -> None:
-        """Hash the next slice of the oldest text, and hand on the text behind its last."""
+        """Hash the next slice of the oldest text of the tenant whose turn it is, and hand on the text behind its last."""
         now_s, is_busy = self._clock.monotonic(), self._prefetches.is_busy
         if not self._namings or (is_busy and now_s < self._hash_s):
             return
-        naming, then, answer = self._namings[0]
-        began_s = time.thread_time()
-        try:
-            is_named = naming.go_on()
-        except Exception as error:  # a Future that nobody answers would be waited for in vain
-            self._namings.popleft()
-            answer.set_exception(error)
+        text = self._next(now_s)
+        if text is None:
             return
+        began_s = time.thread_time()
+        attempt(lambda: self._hash_slice(text), text.answer)
         self._hash_s = now_s + _HASH_RESTS * rest_s(time.thread_time() - began_s)
-        if is_named:
-            self._namings.popleft()
-            then(in_order(naming.text.all_chunks()))
-        elif not is_busy:
+        if self._namings and not is_busy:
             self._knock()
+
+    def _hash_slice(self, text: _Announced) -> None:
+        """The text leaves the queue with its last slice, or with what fails."""
+        text.has_slices, is_over = True, True
+        try:
+            naming = text.begun.result()
+            is_over = naming.go_on()
+        finally:
+            if is_over:
+                self._namings.discard(text.tenant, text)
+        if is_over:
+            text.then(in_order(naming.text.all_chunks()))
+
+    def _next(self, now_s: float) -> _Announced | None:
+        """The text of which a slice is hashed now; None if none has begun. Drops those that nobody waits for."""
+        looked_at = 0
+        while looked_at < self._namings.owners:
+            text = self._namings.look()
+            if text.answer.done() or (not text.has_slices and now_s - text.since_s > WAITED_S):
+                self._drop(text)
+                continue
+            if text.begun.done():
+                return text
+            looked_at += 1
+        return None
+
+    def _drop(self, text: _Announced) -> None:
+        self._namings.discard(text.tenant, text)
+        text.begun.cancel()
+        if not text.answer.done():
+            text.answer.set_exception(TimeoutError("the text was not hashed in time: announce it again"))
 
     def _expect(self, turn: Turn) -> None:
         """Bring the text of a session's next turn into RAM, unless it is there still."""
