@@ -123,7 +123,7 @@ class Announcer:
         self._woken.set()
 
     def _hash(self) -> None:
-        """Hash the next slice of the oldest text of the tenant whose turn it is, and hand on the text behind its last."""
+        """Hash the next slice of the oldest text of the tenant that has the turn; hand on a text behind its last."""
         now_s, is_busy = self._clock.monotonic(), self._prefetches.is_busy
         if not self._namings or (is_busy and now_s < self._hash_s):
             return
