@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hotspan.core.terms import Scope
 from hotspan.engine import announcing
 from hotspan.engine.announcing import MAX_NAMED, WAITED_S, Announcer
 from hotspan.server.admin import DURABLE_S
@@ -46,9 +47,9 @@ class Rig:
         monkeypatch.setattr(announcing, "in_order", lambda chunks: chunks)
         monkeypatch.setattr(announcing, "time", SimpleNamespace(thread_time=lambda: 0.0))  # no rest depends on the CPU
         self.prefetches = SimpleNamespace(is_busy=True, is_moving=False, ends_s=None)
-        manager: Any = SimpleNamespace(cache=SimpleNamespace(prefetches=self.prefetches), rhythm=None)
+        self.manager: Any = SimpleNamespace(cache=SimpleNamespace(prefetches=self.prefetches), rhythm=None)
         self.clock = SimulatedClock()
-        self.announcer = Announcer(manager, "replica", lambda: None, self.clock)
+        self.announcer = Announcer(self.manager, "replica", lambda: None, self.clock)
         monkeypatch.setattr(self.announcer, "_wake", lambda: None)  # no thread: the test has the turns
         self.hashed: list[str] = []
 
@@ -137,6 +138,53 @@ def test_one_that_fails_is_told_and_the_next_is_hashed(rig: Rig) -> None:
     rig.announce(1, "well", 1)
     assert rig.turns(lambda: rig.hashed) == 3 and rig.hashed == ["well"]
     assert isinstance(broken.answer.exception(), KeyError) and isinstance(also.answer.exception(), TypeError)
+
+
+def test_labels_are_searched_for_one_between_two_steps(rig: Rig) -> None:
+    """However many searches come at once, one is made in each turn, tenants in turn; those that nobody waits for, and
+    those that are too many of a tenant, are none.
+    """
+    searched: list[str] = []
+    rig.manager.cache.labelled = lambda scope: [scope]
+
+    def search(tenant: int, name: str) -> Future[Any]:
+        answer = Future[Any]()
+        rig.announcer.labelled(Scope(tenant=tenant), tenant, lambda chunks: searched.append(name), answer)
+        return answer
+
+    answers = [search(1, f"a{n}") for n in range(MAX_NAMED + 3)]
+    search(2, "b0")
+    assert [answer.done() for answer in answers] == [True] * 3 + [False] * MAX_NAMED
+    rig.announcer.turn()
+    assert searched == ["a3"]
+    answers[4].cancel()
+    rig.announcer.turn()
+    rig.announcer.turn()
+    assert searched == ["a3", "b0", "a5"]
+    rig.clock.advance(WAITED_S + TURN_S)
+    rig.announcer.turn()
+    assert len(searched) == 3 and all(answer.done() for answer in answers[6:]) and not rig.announcer._labelled
+
+
+def test_a_long_search_is_followed_by_a_rest(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside requests a search that took 10 ms of the scheduler's thread leaves it alone for 20 times as long, at
+    least; without requests the next one follows at once.
+    """
+    cpu_s, searched = [0.0], []
+    monkeypatch.setattr(announcing, "time", SimpleNamespace(thread_time=lambda: cpu_s[0]))
+
+    def search(scope: Scope) -> list[Any]:
+        cpu_s[0] += 0.01
+        searched.append(rig.clock.monotonic())
+        return []
+
+    rig.manager.cache.labelled = search
+    for _ in range(6):
+        rig.announcer.labelled(Scope(tenant=1), 1, lambda chunks: None, Future())
+    rig.turns(lambda: len(searched) == 3)
+    assert searched[2] - searched[1] >= 0.2 and searched[1] - searched[0] >= 0.2
+    rig.prefetches.is_busy = False
+    assert rig.turns(lambda: len(searched) == 6) == 3
 
 
 def test_it_waits_as_long_as_the_server() -> None:

@@ -247,7 +247,7 @@ class Administrator:
         known = partial(self._announcer.announce, tenant=tenant, hold_s=hold_s, answer=answer)
         if command.get("tokens") is None:
             scope = replace(_scope(command, self._manager.namespace), tenant=tenant, namespace=self._manager.namespace)
-            attempt(lambda: known(self._manager.cache.labelled(scope)), answer)
+            self._announcer.labelled(scope, tenant, known, answer)
             return answer
         self._announcer.named(self._texts.begin(command), tenant, known, answer)
         return answer
