@@ -42,7 +42,10 @@ class Asked:
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A text that a server holds for later: a warm-up's. since_s: from when on. present: epochs of its bytes."""
+    """A text that is held for later: a warm-up's by a server, the copy of a request by a router.
+
+    since_s: from when on. present: epochs of its bytes.
+    """
 
     text: Text
     since_s: float

@@ -16,6 +16,7 @@ from hotspan.cache.entry import Reader
 from hotspan.cache.tiered import PATIENCE_S, TieredCache
 from hotspan.cache.withdrawals import Withdrawals
 from hotspan.core.clock import Clock
+from hotspan.core.directives import parse_directives
 from hotspan.core.terms import Scope, Terms
 from hotspan.core.types import PAGE_BYTES, Chunk, ChunkKey, Lookup, Tier
 from hotspan.l2.base import ObjectStore
@@ -39,6 +40,9 @@ SIZE = 3 * PAGE_BYTES
 
 SLOWEST_S = 1.0
 """For which an engine computes one chunk, at most."""
+
+COPIED = {"no_store": True, "renew": False}
+"""Directives of a router's shadow copy, as router/answers.py adds them."""
 
 Connect = Callable[[Clock], ObjectStore]
 """One more connection to the store that all replicas share, which has a log."""
@@ -68,7 +72,9 @@ class Replica:
         self.is_slow = is_slow
         self.least = dict.fromkeys(epochs.latest, 0)  # of epochs, for requests that are admitted now
         self.present = dict.fromkeys(epochs.latest, 0)  # of what they compute
-        self.hits = self.disk_hits = self.l2_hits = self.stores = self.cuts = self.withdrawn = self.announced = 0
+        self.hits = self.disk_hits = self.l2_hits = self.stores = self.cuts = self.withdrawn = self.announced = (
+            self.copied
+        ) = 0
         self._connect = connect
         self._clock = clock
         self._stores: list[ObjectStore] = []  # of this life
@@ -193,18 +199,28 @@ class Replica:
         self.announced += 1
         self.cache.prefetches.begin(text.chunks, text.tenant, self._rng.uniform(0.1, 20), lambda found: None)
 
+    def copy(self, copied: Held) -> None:
+        """A router sends the copy of a request that it has held: its text is from before, whatever was invalidated.
+
+        Nobody says since when it is held. What keeps its text out of the cache is its directives.
+        """
+        self.copied += any(epoch < self.present[key] for key, epoch in copied.present.items())
+        self.arrive(copied.text, copied, is_copy=True)
+
     def arrive(self, text: Text, held: Held | None = None, *, is_copy: bool = False) -> None:
         """A request is admitted, and looks its text up.
 
-        held: its text is from before. is_copy: it is a shadow copy, which stores nothing.
+        held: its text is from before. is_copy: it is a shadow copy, whose directives say what it stores.
         """
         self.follow()
         self.step()
         terms = Terms(tenant=text.tenant, labels=text.labels)
         reader = Reader(terms=terms, bare_terms=Terms(tenant=text.tenant))
-        asked = Asked(text, reader, dict(self.least), dict(self.present), may_store=not is_copy)
+        may_store = not (is_copy and parse_directives(COPIED).no_store)
+        asked = Asked(text, reader, dict(self.least), dict(self.present), may_store=may_store)
         if held is not None:
             asked.present = held.present
+        if held is not None and not is_copy:
             first = self._withdrawals.first_of(reader, text.chunks, NAMESPACE, held.since_s)
             asked.may_store = first is None
             self.withdrawn += first is not None

@@ -19,7 +19,7 @@ from kit.proof import Findings, Progress, Proof, rng_of
 from kit.simulated.memory_store import OBJECT_KINDS, BadObjects, MemoryServer
 from proofs.disk import NAMESPACE
 from proofs.engine import Broken, Text, texts
-from proofs.epochs import Epochs
+from proofs.epochs import Epochs, Held
 from proofs.replica import Connect, Replica
 
 CLAIM = "replicas that share an L2 hit their own tenants' bytes and nothing that was invalidated, whatever fails"
@@ -44,6 +44,7 @@ WEIGHTS = {
     "hold": 3,
     "send": 3,
     "copy": 2,
+    "send_copy": 2,
     "announce": 2,
     "come": 0.5,
 }
@@ -52,7 +53,7 @@ WEIGHTS = {
 _BAD_PART = 0.25
 """Of the chunks of two worlds in five, those whose objects are bad."""
 
-OF_REPLICAS = ("hits", "disk_hits", "l2_hits", "stores", "cuts", "withdrawn", "announced")
+OF_REPLICAS = ("hits", "disk_hits", "l2_hits", "stores", "cuts", "withdrawn", "announced", "copied")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ class World:
         self._parents = {chunk.key: chunk.parent for text in self._texts for chunk in text.chunks}
         self._labels = {chunk.key: text.labels for text in self._texts for chunk in text.chunks}
         self._epochs = Epochs(dict.fromkeys(self._parents, 0))
+        self._copies: list[Held] = []  # that a router holds
         self._chance, self._slow_s = 0.0, 0.0
         # In some worlds the store is a daemon that starts after the replicas: where nothing was, or another one.
         self._comes_late = rng.choice((None, None, "alone", "after another")) if connect is None else None
@@ -127,6 +129,7 @@ class World:
         """How often what happened.
 
         read: entries of the log from which replicas learnt what others took. late: the daemon started after them.
+        copied: copies that were sent after the replica knew of an invalidation of their text.
         calls_at_*_objects: calls that met an object that is bad in this way.
         """
         figures = {"steps": self.steps, **self.counts, "read": self._epochs.read, "late": self._comes_late is not None}
@@ -255,8 +258,15 @@ class World:
             replica.send()
 
     def _copy(self, replica: Replica) -> None:
-        if len(replica.asked) < 4:
-            replica.arrive(self._rng.choice(self._texts), is_copy=True)
+        """A router copies a request of a replica's, and holds the copy until the replica has answered."""
+        if len(self._copies) < 4:
+            replica.follow()
+            self._copies.append(Held(self._rng.choice(self._texts), self._clock.monotonic(), dict(replica.present)))
+
+    def _send_copy(self, replica: Replica) -> None:
+        """It sends one, to whichever replica."""
+        if self._copies and len(replica.asked) < 4:
+            replica.copy(self._copies.pop(self._rng.randrange(len(self._copies))))
 
     def _announce(self, replica: Replica) -> None:
         replica.announce(self._rng.choice(self._texts))
@@ -319,7 +329,7 @@ def run(options: Options, progress: Progress) -> Proof:
         return World(rng_of("replicas", options.seed, case), is_sealed=case % 2 == 1, bad_part=bad_part)
 
     at_bad = tuple(f"calls_at_{kind}_objects" for kind in OBJECT_KINDS)
-    shown = ("l2_hits", "losses", "read", "withdrawn", "announced", "late", *at_bad)
+    shown = ("l2_hits", "losses", "read", "withdrawn", "announced", "copied", "late", *at_bad)
     return simulate("replicas", CLAIM, options, made, shown, progress)
 
 

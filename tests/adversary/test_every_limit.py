@@ -85,7 +85,10 @@ LIMITS = {
     "server/models/relay.py": (1, NOT_A_CLIENTS + "an engine's answer"),
     "server/models/served.py": (1, NOT_A_CLIENTS + "a pause between starts"),
     "server/warm_requests.py": (2, OVER),
-    "server/warming.py": (3, (OVER, "test_limits.py::test_a_body_that_multiplies_is_refused")),
+    "server/warming.py": (
+        6,
+        (OVER, "test_limits.py::test_a_body_that_multiplies_is_refused", BY_PART + "server/test_warming.py"),
+    ),
     "config/server_settings.py": (4, (FLOOD, BODY, ADAPTERS)),
 }
 """By module: how many names of limits, and the attacks that go to them, or why there is none."""

@@ -14,6 +14,7 @@ from hotspan.testing.chunks import chain, content
 from hotspan.tiers.base import Fault
 from hotspan.tiers.pace import Pace
 from hotspan.tiers.shares import Share, Shares
+from tests.operations import operations
 
 from .rig import SIZE, Rig
 
@@ -182,6 +183,87 @@ def test_announcements_are_bounded() -> None:
         for _ in range(MAX_PREFETCHES + 1):
             announce(rig, text)
         assert len(rig.cache.prefetches._all) <= MAX_PREFETCHES and rig.cache.prefetches.held(0) == 1
+
+
+def crowded(rig: Rig, others: int) -> None:
+    """Many announcements of another tenant that each hold one chunk, and as many that wait for their turn."""
+    for n in range(others):
+        text = chain(f"other {n}", 1)
+        put(rig, text, tenant=1)
+        announce(rig, text, tenant=1)
+        land(rig)
+    assert rig.cache.prefetches.held(1) == others
+
+
+def test_what_requests_and_announcements_cost_does_not_depend_on_other_announcements() -> None:
+    """A load, an announcement of what is in RAM, and the counts cost the same beside 250 announcements of another
+    tenant as beside 10, for each chunk of the text.
+    """
+
+    def costs(others: int) -> tuple[int, ...]:
+        with Rig(2000, 2000) as rig:
+            text = chain("text", 100)
+            rig.store(text)
+            crowded(rig, others)
+            prefetches = rig.cache.prefetches
+            load = operations(lambda: prefetches.used([chunk.key for chunk in text]))
+            announced = operations(lambda: announce(rig, text, tenant=0))
+            rig.cache.check()
+            return load, announced, operations(lambda: (prefetches.held(0), prefetches.ends_s, prefetches.is_moving))
+
+    assert costs(250) == costs(10)
+
+
+def test_an_own_announcement_is_found_by_its_chunks() -> None:
+    """Announcing again what 250 announcements hold one chunk each of costs what the text has."""
+
+    def cost(others: int) -> int:
+        with Rig(2000, 2000) as rig:
+            crowded(rig, others)
+            texts = [chunk for n in range(10) for chunk in chain(f"other {n}", 1)]
+            steps = operations(lambda: announce(rig, texts, tenant=1))
+            assert rig.cache.prefetches.held(1) == others
+            rig.cache.check()
+            return steps
+
+    assert cost(250) == cost(10)
+
+
+def test_a_chunk_that_was_brought_anew_has_the_pin_of_its_stay() -> None:
+    """An announcement that holds what was invalidated leaves alone what another one brings under the same name."""
+    with Rig(RAM, 20) as rig:
+        text = chain("a", 1)
+        put(rig, text, 0, label=7)
+        announce(rig, text)
+        land(rig)
+        rig.cache.invalidate([Scope(labels=frozenset({7}))], lambda done: None)
+        put(rig, text, 0)
+        announce(rig, text)
+        land(rig)
+        announce(rig, text)
+        rig.cache.check()
+        assert rig.cache.ram.entries[text[0].key].pins == 1
+        rig.clock.advance(HOLD_S)
+        rig.cache.step()
+        rig.cache.check()
+        assert not rig.cache.ram.is_pinned and rig.cache.prefetches.ends_s is None
+
+
+def test_answers_are_looked_at_once() -> None:
+    """While tiers answer chunk by chunk, waiting for a text of 400 costs four times one of 100, not sixteen times."""
+
+    def cost(chunks: int) -> int:
+        with Rig(RAM, 2 * chunks) as rig, pytest.MonkeyPatch.context() as patched:
+            text, known = chain("a", chunks), set[bytes]()
+            patched.setattr(rig.tier, "is_asking", lambda key: key not in known)
+            announce(rig, text)
+            total = 0
+            for chunk in text:
+                total += operations(rig.cache.prefetches.step)
+                known.add(chunk.key)
+            return total
+
+    assert cost(400) < 6 * cost(100)
 
 
 @pytest.mark.parametrize("answers", [True, False])

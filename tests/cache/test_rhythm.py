@@ -203,9 +203,9 @@ def test_memory_is_bounded(bound: dict[str, int], sessions: Sessions, monkeypatc
         tenant = 2 if number % 100 == 99 else number // 200
         sessions.turn(SessionId(tenant, random.randrange(10)), chain(str(number), random.randrange(8)))
         sessions.clock.advance(1.0)
-        most = max(most, sessions.rhythm._chunks)
+        most = max(most, sessions.rhythm._all_chunks)
     assert most > 10, "nothing was predicted"
-    assert len(sessions.rhythm._due) <= 2 * len(sessions.rhythm._sessions) + 65
+    assert len(sessions.rhythm._due) <= 2 * sessions.rhythm._count + 65
 
 
 def test_the_least_recent_session_is_forgotten_first(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,6 +218,27 @@ def test_the_least_recent_session_is_forgotten_first(sessions: Sessions, monkeyp
         sessions.clock.advance(4.0)
     sessions.turn()
     assert [turn.source.is_own for turn in sessions.after(19.0)] == [True]
+
+
+@pytest.mark.parametrize("bound", [{"MAX_SESSIONS": 20}, {"MAX_CHUNKS": 60}])
+def test_many_sessions_of_one_tenant_cost_another_none(
+    bound: dict[str, int], sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenant with few sessions and chunks is predicted still after another's thousand sessions have come."""
+    for name, value in bound.items():
+        monkeypatch.setattr(module, name, value)
+    sessions.turns(*[20.0] * OWN_GAPS)
+    started_s = sessions.clock.monotonic()
+    for number in range(1000):
+        known = SessionId(2, number)
+        sessions.rhythm.arrive(known)
+        sessions.rhythm.end(known, TEXT)
+        sessions.rhythm.arrive(known)
+        sessions.rhythm.end(known, TEXT)
+    sessions.rhythm.check()
+    assert sessions.clock.monotonic() == started_s
+    turns = [turn for turn in sessions.after(19.0) if turn.source.tenant == ONE.tenant]
+    assert [turn.source.is_own for turn in turns] == [True]
 
 
 @given(st.lists(st.floats(0.0, 120.0), min_size=OWN_GAPS, max_size=20))

@@ -110,7 +110,7 @@ def test_announced_texts_are_hashed_between_steps(engine: Core, monkeypatch: pyt
         """Turns of an announcement until its text is named, each followed by a rest."""
         threads.clear()
         answer = engine.begin(do="prefetch", tenant="default", tokens=prompt, hold_s=1.0)
-        engine.until(lambda: bool(announcer._namings or answer.done()), engine.administrator.run_waiting)
+        engine.until(lambda: announcer._namings.look().named.done(), lambda: None)
         while not answer.done():
             before = len(threads)
             engine.administrator.run_waiting()
@@ -126,6 +126,29 @@ def test_announced_texts_are_hashed_between_steps(engine: Core, monkeypatch: pyt
     monkeypatch.setattr(clock, "advance", lambda seconds: rests.append(seconds) or advance(seconds))
     assert turns() == idle and len(rests) >= 2 * (idle - 2)
     engine.finish()
+
+
+def test_announcements_delay_no_invalidation(engine: Core) -> None:
+    """However many texts a tenant announces, another's invalidation by text is the next that is carried out."""
+    prompt = engine.stored(engine.text(412, LENGTH))
+    begin, waiting = engine.administrator._texts.begin, engine.administrator._waiting
+    begun: list[Any] = []
+
+    def noted(command: Any) -> Any:
+        begun.append(begin(command))
+        return begun[-1]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(engine.administrator._texts, "begin", noted)
+        answers = [engine.begin(do="prefetch", tenant="a", tokens=prompt, hold_s=1.0) for _ in range(12)]
+    invalidated = engine.begin(do="invalidate", tenant="default", tokens=prompt)
+    engine.until(lambda: all(each.done() for each in begun) and len(waiting) > 0, lambda: None)
+    assert len(waiting) == 1
+    engine.administrator.run_waiting()
+    engine.until(invalidated.done, lambda: None)
+    assert not any(answer.done() for answer in answers[1:])
+    for answer in answers:
+        engine.answer(answer)
 
 
 def test_prefetches_are_looked_at_seldom_beside_requests(monkeypatch: pytest.MonkeyPatch) -> None:

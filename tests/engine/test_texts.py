@@ -85,3 +85,12 @@ def test_what_waits_at_the_end_is_cancelled(texts: Rig) -> None:
     assert waits.cancelled()
     with pytest.raises(RuntimeError, match="ends"):
         texts.submit({"name": "a2"})
+
+
+def test_one_that_is_given_up_leaves_nothing(texts: Rig) -> None:
+    """While the thread waits for a tenant's keys, what its asker gives up is not kept with its tokens."""
+    wait(texts.begin, "a0")
+    assert texts.is_begun.wait(HANG_S)
+    for answer in wait(texts.begin, *(f"a{n}" for n in range(1, 100))):
+        assert answer.cancel()
+    assert not texts._waiting

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from hotspan.cache.entry import Entry
 from hotspan.cache.ram import RamTier
+from hotspan.cache.tiered import TieredCache
 from hotspan.cache.withdrawals import Withdrawals
 from hotspan.core import planes
 from hotspan.core.directives import parse_directives
@@ -17,12 +19,13 @@ from hotspan.l2.base import Found
 from hotspan.l2.follower import LogFollower
 from hotspan.l2.node import ChosenLog, NodeStore
 from hotspan.l2.view import LogView
+from hotspan.router import answers
 from hotspan.tiers.log import GenerationLog
 from hotspan.tiers.lower import LowerTier
 from hotspan.tiers.table import DiskTable
 from kit.proof import Proof
 from kit.simulated.inline import InlineQueues
-from proofs import bad_places, compression, fault, flip, fuzz, kill, model, power, replicas, simulate, soak
+from proofs import bad_places, compression, fault, flip, fuzz, kill, model, power, replica, replicas, simulate, soak
 from proofs.power_run import open_tier
 
 
@@ -189,15 +192,20 @@ def test_replicas() -> None:
     assert found["failures"] == 0
     assert min(found[name] for name in ("invalidations", "crashes", "losses", "faults", "late")) > 50
     assert found["l2_hits"] > 15
-    assert min(found[name] for name in ("read", "withdrawn", "announced")) > 200
+    assert min(found[name] for name in ("read", "withdrawn", "announced", "copied")) > 200
 
 
 @pytest.mark.parametrize(
-    ("broken", "found_by"), [("view", 4), ("applied", 32), ("parents", 1), ("held", 4), ("late", 129), ("unread", 2)]
+    ("broken", "found_by"),
+    [
+        *(("view", 0), ("applied", 6), ("parents", 0), ("held", 4), ("late", 27), ("unread", 0)),
+        *(("copies", 0), ("announcements", 13)),
+    ],
 )
 def test_replicas_can_fail(monkeypatch: pytest.MonkeyPatch, broken: str, found_by: int) -> None:
     """With a log that nobody heeds, stores that claim to be newer than they are, or gaps, old bytes are hits; also if
-    held texts are stored whatever happened, a daemon's log is not followed, or what others wrote is not forgotten.
+    held texts are stored whatever happened, a daemon's log is not followed, or what others wrote is not forgotten; if
+    copies of requests are stored like requests, or an invalidation spares what an announcement holds.
 
     found_by: the first case that finds it; it is tried before all others.
     """
@@ -208,6 +216,10 @@ def test_replicas_can_fail(monkeypatch: pytest.MonkeyPatch, broken: str, found_b
         monkeypatch.setattr(LogFollower, "applied", present, raising=False)
     elif broken == "parents":
         monkeypatch.setattr("hotspan.l2.remote.readable", every_one)
+    elif broken == "copies":
+        monkeypatch.setattr(replica, "COPIED", {})
+    elif broken == "announcements":
+        monkeypatch.setattr(TieredCache, "_forget_one", spares_announced)
     elif broken == "held":
         monkeypatch.setattr(Withdrawals, "first_of", lambda *a: None)
     elif broken == "late":
@@ -217,6 +229,21 @@ def test_replicas_can_fail(monkeypatch: pytest.MonkeyPatch, broken: str, found_b
         monkeypatch.setattr(LogFollower, "foreign", unheard)
     cases = (found_by, *range(400))
     assert any(not replicas.run(replicas.Options(only=case), silent).passed for case in cases)
+
+
+def spares_announced(cache: TieredCache, entry: Entry) -> None:
+    """An invalidation leaves in RAM what was announced, until that is used or its time is over."""
+    if any(each.entries.get(entry.chunk.key) is entry for each in cache.prefetches._all.values()):
+        return
+    FORGET_ONE(cache, entry)
+
+
+FORGET_ONE = TieredCache._forget_one
+
+
+def test_copies_are_made_as_the_router_makes_them() -> None:
+    """The proof knows nothing of the router; its copies have the router's directives."""
+    assert replica.COPIED == answers._LEAVES_NOTHING
 
 
 def unheard(follower: LogFollower) -> list[Scope]:

@@ -167,6 +167,21 @@ async def test_an_owner_beyond_its_budget_is_refused() -> None:
     await asyncio.gather(*tasks, *others, return_exceptions=True)
 
 
+@pytest.mark.parametrize("is_urgent", [True, False])
+async def test_one_that_is_cancelled_waits_no_longer(is_urgent: bool) -> None:
+    """However many give up while another has the turn, no more is kept than the budget lets wait."""
+    turns = Turns(1, 3, 16)
+    async with turns.turn("b"):
+        for _ in range(1000):
+            given_up = asyncio.create_task(turns.turn("a", is_urgent=is_urgent).__aenter__())
+            await asyncio.sleep(0)
+            given_up.cancel()
+            await asyncio.gather(given_up, return_exceptions=True)
+        assert not turns._waiting and not turns._budget._used.get("a")
+    async with turns.turn("a"):
+        assert turns._taken == 1
+
+
 @settings(max_examples=100, deadline=None)
 @given(steps=st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.integers(0, 3)), max_size=40))
 def test_no_turn_is_lost(steps: list[tuple[str, bool, int]]) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -19,9 +20,19 @@ from hotspan.server.admission import Admission
 from hotspan.server.exchange import AppExchange
 from hotspan.server.principal import Principal, asking, current_held_since_s, current_tenant
 from hotspan.server.warm_requests import WarmRequest
-from hotspan.server.warming import MAX_HELD_CHARS, MAX_JOBS, Job, Warming, warming_router
+from hotspan.server.warming import (
+    KEPT_JOBS,
+    MAX_FAILED,
+    MAX_HELD_CHARS,
+    MAX_JOBS,
+    MAX_KEPT_JOBS,
+    Job,
+    Warming,
+    warming_router,
+)
 from hotspan.testing.clock import SimulatedClock
 from kit.waiting import until_async
+from tests.operations import in_one_go, operations
 
 PAGE = b'hotspan_cache_token_bytes{engine="0"} 10.0\nhotspan_cache_capacity_bytes{engine="0",tier="ram"} 500.0\n'
 
@@ -381,3 +392,70 @@ async def test_a_large_warm_up_leaves_room_for_other_tenants(engine: Engine, tex
     await made.cancel(second)
     assert not made._held.used and not made._own_turns
     await made.close()
+
+
+async def cancelled(warming: Warming, owner: str) -> Job:
+    """A warm-up of a tenant that is over."""
+    job = warming.begin(request("text"), owner)
+    await asyncio.sleep(0)  # it has begun to wait
+    await warming.cancel(job)
+    return job
+
+
+async def test_results_are_kept_of_each_tenant(warming: Warming) -> None:
+    """However many another tenant has: the last of each stay, and of many tenants' those of who has fewest."""
+    own, mine = Principal("b", has_key=True), await cancelled(warming, "b")
+    jobs = [await cancelled(warming, "a") for _ in range(300)]
+    await cancelled(warming, "a")  # forgets what is too much
+    assert warming.find(mine.id, own) is mine
+    kept = [job for job in warming._jobs.values() if job.owner == "a" and job.is_over]
+    assert len(kept) <= KEPT_JOBS + 1 and jobs[-1] in kept and jobs[0] not in kept
+    for n in range(MAX_KEPT_JOBS):
+        await cancelled(warming, f"made up {n}")
+    assert len(warming._jobs) <= MAX_KEPT_JOBS + 1
+    with pytest.raises(HttpError):
+        warming.find(jobs[-1].id, Principal("a", has_key=True))
+
+
+async def test_a_result_is_small(engine: Engine, warming: Warming) -> None:
+    """Whatever its texts are called and their errors say: what is kept of a job that is over has a bound, and the
+    failures beyond it are counted."""
+    engine.gate = asyncio.Semaphore(0)
+    names = [chr(0x1F600) * 505 + f"{n:04d}" for n in range(1000)]
+    texts = [{"prompt": "text", "tags": ["tag"], "name": name} for name in names]
+    job = warming.begin(WarmRequest.model_validate({"texts": texts}), "a")
+    await warming.forget([{"do": "invalidate", "tags": ["tag"]}])
+    await ended(job)
+    shown = await warming.told(job)
+    assert shown["failed"] == 1000 and len(shown["failures"]) == MAX_FAILED and not warming._held.used
+    assert all("was invalidated" in each and len(each) < 300 for each in shown["failures"])
+    assert sum(map(sys.getsizeof, job.done.failed)) < 1 << 17
+
+    async def refuse(exchange: AppExchange, body: bytes) -> None:
+        raise HttpError(400, "no " * 100_000)
+
+    engine.compute = refuse  # type: ignore[method-assign]
+    refused = await ended(warming.begin(request("text"), "a"))
+    assert refused.done.count == 1 and len(refused.done.failed[0]) < 300
+
+
+def test_tags_count_with_their_text() -> None:
+    """Those of its own; what holds the texts of a warm-up has no more characters than were counted."""
+    few, many = ({"texts": [{"prompt": "x", "tags": tags}]} for tags in (["a"], ["a" * 500] * 64))
+    [small], [large] = (WarmRequest.model_validate(each).chars() for each in (few, many))
+    assert large - small == 500 * 64 - 1
+
+
+async def test_an_invalidation_costs_what_a_warm_up_has(engine: Engine, warming: Warming) -> None:
+    """Letting go of a thousand texts costs ten times as much as of a hundred, not a hundred times."""
+
+    async def cost(count: int) -> int:
+        engine.gate = asyncio.Semaphore(0)
+        texts = [{"prompt": "in work"}, *[{"prompt": "text", "tags": ["tag"]}] * count]
+        job = warming.begin(WarmRequest.model_validate({"texts": texts}), "a")
+        await until_async(lambda: job.current is not None)
+        steps = operations(lambda: in_one_go(warming.forget([{"do": "invalidate", "tenant": "a", "tags": ["tag"]}])))
+        await warming.cancel(job)
+        return steps
+
+    assert await cost(900) < 15 * await cost(90)

@@ -69,13 +69,16 @@ def hosts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Path]
         yield [stack.enter_context(mounted(tmp_path / f"shm{n}", "tmpfs", "size=2g")) for n in range(shape.nodes)]
 
 
+RAYS = re.compile(r"pymp-[a-z0-9_]{8}")
 METRICS = re.compile(r"(counter|gauge_[a-z]+|histogram|summary)_\d+\.db")
 
 
 def is_vllms(path: Path) -> bool:
     """Whether it is vLLM's: the directory in which several API servers of one `vllm serve` sum their metrics. It is
-    removed by the process that made it, and stays when that is killed.
+    removed by the process that made it, and stays when that is killed. So does that of a process of Ray's dashboard.
     """
+    if RAYS.fullmatch(path.name):
+        return True
     return path.is_dir() and all(METRICS.fullmatch(file.name) for file in path.iterdir())
 
 

@@ -9,7 +9,7 @@ used; if that is certainly not so, they pause, those by own gaps and those by th
 """
 
 import logging
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -53,7 +53,8 @@ PAUSE_S = 600.0
 """For how long nothing is announced if too few were used. Then it is tried anew."""
 
 MAX_SESSIONS, MAX_TENANTS, MAX_CHUNKS = 4096, 256, 1 << 17
-"""That are remembered, with the chunks of all sessions (about 20 MB); the least recent are forgotten first."""
+"""That are remembered, with the chunks of all sessions (about 20 MB). The tenant that has most forgets its least recent
+session first: one that has no more than its part loses none to others."""
 
 
 class SessionId(NamedTuple):
@@ -119,10 +120,12 @@ class Rhythm:
         self.on_due: Callable[[], None] = _ignored
         self._clock = clock
         self._stats = stats
-        self._sessions: OrderedDict[SessionId, _Session] = OrderedDict()
+        self._sessions: dict[int, OrderedDict[SessionId, _Session]] = {}  # by tenant; the least recent first
         self._tenants: OrderedDict[int, _Tenant] = OrderedDict()
         self._due = Expiries(self._pending)
-        self._chunks = 0
+        self._count = 0  # of all sessions
+        self._chunks: Counter[int] = Counter()  # by tenant
+        self._all_chunks = 0
 
     # -- learnt --------------------------------------------------------------------------------------------------------
 
@@ -135,17 +138,17 @@ class Rhythm:
                 session.gaps.append(gap_s)
                 tenant.gaps.append(gap_s)
         session.running += 1
-        self._cancel(session)
+        self._cancel(known, session)
 
     def end(self, known: SessionId, chunks: Iterable[Chunk]) -> None:
         """A request of a session has ended. chunks: of all its text, each behind its parent."""
-        session = self._sessions.get(known)
+        session = self._found(known)
         if session is None:
             return
         session.running = max(0, session.running - 1)
         if session.running:
             return
-        self._cancel(session)  # of a session that was forgotten, and came again, more requests end than began
+        self._cancel(known, session)  # of a session that was forgotten, and came again, more requests end than began
         session.ended_s = now_s = self._clock.monotonic()
         tenant = self._tenant(known.tenant)
         source = Source(known.tenant, len(session.gaps) >= OWN_GAPS)
@@ -156,8 +159,8 @@ class Rhythm:
         if until_s - due_s <= MAX_HOLD_S:
             session.due_s, session.until_s, session.source = due_s, until_s, source
             session.chunks = tuple(chunks)
-            self._chunks += len(session.chunks)
-            self._due.note(due_s, known, len(self._sessions))
+            self._count_chunks(known.tenant, len(session.chunks))
+            self._due.note(due_s, known, self._count)
             self._forget_oldest()
             self.on_due()
 
@@ -172,11 +175,11 @@ class Rhythm:
         """The turns that are to be announced now; each once."""
         now_s = self._clock.monotonic()
         for known in self._due.due(now_s):
-            session = self._sessions.get(known)
+            session = self._found(known)
             if session is None or session.due_s is None or session.source is None or session.due_s > now_s:
                 continue  # its turn has come, or is due later
             turn = Turn(session.source, session.chunks, session.until_s - now_s)
-            self._cancel(session)
+            self._cancel(known, session)
             if turn.hold_s > 0 and now_s >= self._tenant(known.tenant).payoff(turn.source).off_until_s:
                 yield turn
 
@@ -205,18 +208,29 @@ class Rhythm:
 
     def check(self) -> None:
         """Raise AssertionError if the books do not agree, or are too long."""
-        if self._chunks != sum(len(session.chunks) for session in self._sessions.values()):
+        counts = {tenant: sum(len(each.chunks) for each in own.values()) for tenant, own in self._sessions.items()}
+        if +Counter(counts) != +self._chunks or self._all_chunks != sum(counts.values()):
             raise AssertionError("chunks are counted that no session has")
-        if len(self._sessions) > MAX_SESSIONS or len(self._tenants) > MAX_TENANTS or self._chunks > MAX_CHUNKS:
+        if self._count != sum(map(len, self._sessions.values())) or not all(self._sessions.values()):
+            raise AssertionError("sessions are counted that there are not")
+        if self._count > MAX_SESSIONS or len(self._tenants) > MAX_TENANTS or self._all_chunks > MAX_CHUNKS:
             raise AssertionError("more is remembered than may be")
         if len(self._due) > 2 * MAX_SESSIONS + 65:
             raise AssertionError("turns that are due no more are noted still")
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
+    def _found(self, known: SessionId) -> _Session | None:
+        own = self._sessions.get(known.tenant)
+        return None if own is None else own.get(known)
+
     def _session(self, known: SessionId) -> _Session:
-        session = self._sessions.setdefault(known, _Session())
-        self._sessions.move_to_end(known)
+        own = self._sessions.setdefault(known.tenant, OrderedDict())
+        if known not in own:
+            self._count += 1
+            own[known] = _Session()
+        own.move_to_end(known)
+        session = own[known]
         self._forget_oldest()
         return session
 
@@ -228,17 +242,30 @@ class Rhythm:
         return tenant
 
     def _forget_oldest(self) -> None:
-        while len(self._sessions) > MAX_SESSIONS or self._chunks > MAX_CHUNKS:
-            _, oldest = self._sessions.popitem(last=False)
-            self._cancel(oldest)
+        while self._count > MAX_SESSIONS or self._all_chunks > MAX_CHUNKS:
+            sizes = {tenant: len(own) for tenant, own in self._sessions.items()}
+            most = sizes if self._count > MAX_SESSIONS else self._chunks
+            tenant = max(most, key=most.__getitem__)
+            known, oldest = self._sessions[tenant].popitem(last=False)
+            if not self._sessions[tenant]:
+                del self._sessions[tenant]
+            self._count -= 1
+            self._cancel(known, oldest)
 
-    def _cancel(self, session: _Session) -> None:
+    def _cancel(self, known: SessionId, session: _Session) -> None:
         """Its next turn is not announced."""
-        self._chunks -= len(session.chunks)
+        self._count_chunks(known.tenant, -len(session.chunks))
         session.due_s, session.chunks = None, ()
 
+    def _count_chunks(self, tenant: int, more: int) -> None:
+        self._all_chunks += more
+        self._chunks[tenant] += more
+        if not self._chunks[tenant]:
+            del self._chunks[tenant]
+
     def _pending(self) -> Iterable[tuple[float, SessionId]]:
-        return [(session.due_s, known) for known, session in self._sessions.items() if session.due_s is not None]
+        sessions = (each for own in self._sessions.values() for each in own.items())
+        return [(session.due_s, known) for known, session in sessions if session.due_s is not None]
 
 
 def _ignored() -> None:

@@ -179,7 +179,8 @@ class TieredCache:
     def labelled(self, scope: Scope) -> list[Chunk]:
         """The chunks of RAM and of tiers with an index that a scope takes, with what they stand on there.
 
-        Each behind its parent, the longest text first. Costs as `invalidate`.
+        Each behind its parent, the longest text first. Costs what has the labels in RAM, and on disk a pass over its
+        table (tiers/slot_records.py).
         """
         found = {chunk.key: chunk for chunk in self._lower.labelled(scope)}
         found |= {entry.chunk.key: entry.chunk for entry in self.ram.matched(ScopeSet([scope]), self._namespace)}
@@ -480,8 +481,7 @@ class TieredCache:
                 self._write_anew(entry)
         if joined is entry.terms:
             return
-        entry.terms = joined
-        self.ram.note_expiry(entry)
+        self.ram.keep(entry, joined)
         self._lower.join(entry.chunk.key, joined)
 
     def _write_anew(self, entry: Entry) -> None:

@@ -37,21 +37,43 @@ class Withdrawals:
         for scope in scopes:
             self._view.add(_at(now_s), scope)
 
-    def is_quiet(self, tenant: int, since_s: float) -> bool:
-        """Whether nothing that may be the tenant's was invalidated since then."""
-        return self._view.latest(tenant) < _at(since_s)
-
     def first_of(self, text: Text, chunks: Sequence[Chunk] | None, namespace: bytes, held_since_s: float) -> int | None:
         """Index of the first chunk of a text that was invalidated since it is held; None if none was.
 
         chunks: of the text, in any order; None if their names are not known.
         """
-        since, view = _at(held_since_s), self._view
-        if view.latest(text.terms.tenant) < since:
+        since = _at(held_since_s)
+        if self._view.latest(text.terms.tenant) < since:
             return None
-        if chunks is None or view.matched_at(_NO_KEY, namespace, text.bare_terms) >= since:
+        named = None if chunks is None else self._view.named(text.terms.tenant, chunks)
+        return self._first(text, named, namespace, since)
+
+    def has_taken(self, texts: Iterable[Text], chunks: Sequence[Chunk], namespace: bytes, since_s: float) -> bool:
+        """Whether one of these chunks was invalidated since then, on the terms of one of several texts of one tenant.
+
+        The chunks are looked through once, and each terms are asked about once.
+        """
+        since, named, asked = _at(since_s), list[Chunk](), set[tuple[Terms, Terms, int]]()
+        for text in texts:
+            if not asked:
+                if self._view.latest(text.terms.tenant) < since:
+                    return False
+                named = self._view.named(text.terms.tenant, chunks)
+            terms = (text.terms, text.bare_terms, text.tags_from)
+            if terms in asked:
+                continue
+            asked.add(terms)
+            first = self._first(text, named, namespace, since)
+            if first is not None and first < len(chunks):
+                return True
+        return False
+
+    def _first(self, text: Text, named: Sequence[Chunk] | None, namespace: bytes, since: int) -> int | None:
+        """As `first_of`, of a text of which only `named` may have been invalidated by name."""
+        view = self._view
+        if named is None or view.matched_at(_NO_KEY, namespace, text.bare_terms) >= since:
             return 0
-        first = [chunk.index for chunk in chunks if view.matched_at(chunk.key, namespace, text.bare_terms) >= since]
+        first = [chunk.index for chunk in named if view.matched_at(chunk.key, namespace, text.bare_terms) >= since]
         if view.matched_at(_NO_KEY, namespace, text.terms) >= since:
             first.append(text.tags_from)
         return min(first, default=None)

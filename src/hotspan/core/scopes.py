@@ -48,6 +48,10 @@ class ScopeSet:
                 if not index[name]:
                     del index[name]
 
+    def __iter__(self) -> Iterator[Scope]:
+        """In the order in which they came."""
+        return iter(self._numbers)
+
     @property
     def keys(self) -> AbstractSet[ChunkKey]:
         """The chunks that they name."""

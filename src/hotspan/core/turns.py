@@ -31,10 +31,42 @@ class InTurn(Generic[_T]):
         """Whether anything else waits."""
         return bool(self._others)
 
+    @property
+    def owners(self) -> int:
+        """How many owners wait for something that is not urgent."""
+        return len(self._others)
+
+    def count(self, owner: Hashable) -> int:
+        """How much an owner waits for that is not urgent."""
+        return len(self._others.get(owner, ()))
+
+    def oldest(self, owner: Hashable) -> _T:
+        """The first of an owner, of what is not urgent. Raises: KeyError if it waits for nothing."""
+        return self._others[owner][0]
+
     def add(self, owner: Hashable, item: _T, *, is_urgent: bool = False) -> None:
         """Put something behind what its owner waits for already."""
         queues = self._urgent if is_urgent else self._others
         queues.setdefault(owner, deque()).append(item)
+
+    def discard(self, owner: Hashable, item: _T) -> None:
+        """Its owner waits for it no longer. Costs what the owner has waiting."""
+        for queues in (self._urgent, self._others):
+            queue = queues.get(owner, deque())
+            if item in queue:
+                queue.remove(item)
+                if not queue:
+                    del queues[owner]
+                return
+
+    def look(self) -> _T:
+        """What is next of what is not urgent: it stays the first of its owner, which goes behind all others.
+
+        Raises: KeyError if nothing of that waits.
+        """
+        owner = next(iter(self._others), None)
+        self._others.move_to_end(owner)
+        return self._others[owner][0]
 
     def take(self) -> _T:
         """What is next. Raises: KeyError if nothing waits."""

@@ -247,11 +247,9 @@ class Administrator:
         known = partial(self._announcer.announce, tenant=tenant, hold_s=hold_s, answer=answer)
         if command.get("tokens") is None:
             scope = replace(_scope(command, self._manager.namespace), tenant=tenant, namespace=self._manager.namespace)
-            attempt(lambda: known(self._manager.cache.labelled(scope)), answer)
+            self._announcer.labelled(scope, tenant, known, answer)
             return answer
-        begun = self._texts.begin(command)
-        go_on = lambda: self._announcer.named(begun.result(), known, answer)  # noqa: E731
-        begun.add_done_callback(lambda done: self._later(go_on, answer))
+        self._announcer.named(self._texts.begin(command), tenant, known, answer)
         return answer
 
     def _pin(self, command: Mapping[str, Any]) -> Answer:

@@ -3,16 +3,19 @@
 import functools
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from hotspan.cache.prefetch import Found
 from hotspan.cache.rhythm import Turn
 from hotspan.core.clock import Clock
+from hotspan.core.terms import Scope
 from hotspan.core.threads import start_worker
+from hotspan.core.turns import InTurn
 from hotspan.core.types import Chunk
+from hotspan.engine.answers import attempt
 from hotspan.engine.manager import HotspanManager
 from hotspan.engine.requests import in_order
 from hotspan.engine.texts import Naming
@@ -25,8 +28,32 @@ _BUSY_PACE_S = 0.05
 """How often the thread wakes while the engine has requests: each step looks by itself, and each waking delays one."""
 
 _HASH_RESTS = 2
-"""Beside requests the hashing of announced texts takes half the share of loads that nobody waits for: it is the
-scheduler's own thread that hashes."""
+"""Beside requests the hashing of announced texts takes half the share of loads that nobody waits for, and so does the
+search for labels: it is the scheduler's own thread that does both."""
+
+WAITED_S = 10.0
+"""How long the server waits for an announcement's answer (`DURABLE_S` of server/admin.py). One whose turn has not come
+by then is dropped; one that is being hashed goes on, since the prefetch is of use without its answer."""
+
+MAX_NAMED = 16
+"""Announcements of one tenant that wait to be hashed, and that wait to be found by labels; with one more, its oldest is
+dropped. The server asks for three at a time, of all tenants, but those of clients that went away stay here."""
+
+
+@dataclass(slots=True, eq=False)
+class _Announced:
+    """What is to be hashed, or to be found by its labels.
+
+    named:      the text, once the thread that begins texts has begun it; or the labels.
+    has_slices: hashing has begun.
+    """
+
+    named: "Future[Naming] | Scope"
+    tenant: int
+    then: Callable[[Sequence[Chunk]], None]
+    answer: "Future[dict[str, Any]]"
+    since_s: float
+    has_slices: bool = False
 
 
 class Announcer:
@@ -42,8 +69,9 @@ class Announcer:
         self._thread: threading.Thread | None = None
         self._woken = threading.Event()
         self._closed = False
-        self._namings: deque[tuple[Naming, Callable[[Sequence[Chunk]], None], Future[dict[str, Any]]]] = deque()
-        self._hash_s = 0.0  # when the next slice may be hashed beside requests
+        self._namings: InTurn[_Announced] = InTurn()
+        self._labelled: InTurn[_Announced] = InTurn()
+        self._hash_s = self._find_s = 0.0  # when the next slice may be hashed, and labels be searched, beside requests
         if self._rhythm is not None:
             self._rhythm.on_due = self._wake
 
@@ -70,16 +98,29 @@ class Announcer:
         self._prefetches.look_up(chunks, tenant, told)
         self._wake()
 
-    def named(self, naming: Naming, then: Callable[[Sequence[Chunk]], None], answer: "Future[dict[str, Any]]") -> None:
+    def named(
+        self,
+        begun: "Future[Naming]",
+        tenant: int,
+        then: Callable[[Sequence[Chunk]], None],
+        answer: "Future[dict[str, Any]]",
+    ) -> None:
         """Call `then` with the chunks of a text, once it is named: a slice in each turn, beside requests with little
-        of a core.
+        of a core. Tenants take turns, slice by slice. On the scheduler's thread.
         """
-        self._namings.append((naming, then, answer))
-        self._wake()
+        self._add(self._namings, _Announced(begun, tenant, then, answer, self._clock.monotonic()))
+        begun.add_done_callback(lambda done: self._knock())
+
+    def labelled(
+        self, scope: Scope, tenant: int, then: Callable[[Sequence[Chunk]], None], answer: "Future[dict[str, Any]]"
+    ) -> None:
+        """Call `then` with what a tenant has under labels: one such search between two steps, in turns of tenants."""
+        self._add(self._labelled, _Announced(scope, tenant, then, answer, self._clock.monotonic()))
 
     def turn(self) -> None:
         """On the scheduler's thread: begin what is due, and let prefetches go on."""
         self._hash()
+        self._find()
         if self._rhythm is not None:
             for turn in self._rhythm.due():
                 self._expect(turn)
@@ -91,25 +132,76 @@ class Announcer:
         self._closed = True
         self._woken.set()
 
+    def _add(self, queue: InTurn[_Announced], asked: _Announced) -> None:
+        """Have it wait for its tenant's turn, and the tenant's oldest no longer if these are too many."""
+        if queue.count(asked.tenant) >= MAX_NAMED:
+            self._drop(queue, queue.oldest(asked.tenant))
+        queue.add(asked.tenant, asked)
+        self._wake()
+
+    def _find(self) -> None:
+        """Search for the labels that are next in turn. A pass over the disk's table takes milliseconds for a tenant
+        with 100,000 chunks there: beside requests searches have as little of a core as hashing.
+        """
+        now_s, is_busy = self._clock.monotonic(), self._prefetches.is_busy
+        if not self._labelled or (is_busy and now_s < self._find_s):
+            return
+        asked = self._next(self._labelled)
+        if asked is None or isinstance(asked.named, Future):
+            return
+        self._labelled.discard(asked.tenant, asked)
+        scope, began_s = asked.named, time.thread_time()
+        attempt(lambda: asked.then(self._manager.cache.labelled(scope)), asked.answer)
+        self._find_s = now_s + _HASH_RESTS * rest_s(time.thread_time() - began_s)
+        if self._labelled and not is_busy:
+            self._knock()
+
     def _hash(self) -> None:
-        """Hash the next slice of the oldest text, and hand on the text behind its last."""
+        """Hash the next slice of the oldest text of the tenant that has the turn; hand on a text behind its last."""
         now_s, is_busy = self._clock.monotonic(), self._prefetches.is_busy
         if not self._namings or (is_busy and now_s < self._hash_s):
             return
-        naming, then, answer = self._namings[0]
-        began_s = time.thread_time()
-        try:
-            is_named = naming.go_on()
-        except Exception as error:  # a Future that nobody answers would be waited for in vain
-            self._namings.popleft()
-            answer.set_exception(error)
+        text = self._next(self._namings)
+        if text is None or isinstance(text.named, Scope):
             return
+        begun = text.named
+        began_s = time.thread_time()
+        attempt(lambda: self._hash_slice(text, begun), text.answer)
         self._hash_s = now_s + _HASH_RESTS * rest_s(time.thread_time() - began_s)
-        if is_named:
-            self._namings.popleft()
-            then(in_order(naming.text.all_chunks()))
-        elif not is_busy:
+        if self._namings and not is_busy:
             self._knock()
+
+    def _hash_slice(self, text: _Announced, begun: "Future[Naming]") -> None:
+        """The text leaves the queue with its last slice, or with what fails."""
+        text.has_slices, is_over = True, True
+        try:
+            naming = begun.result()
+            is_over = naming.go_on()
+        finally:
+            if is_over:
+                self._namings.discard(text.tenant, text)
+        if is_over:
+            text.then(in_order(naming.text.all_chunks()))
+
+    def _next(self, queue: InTurn[_Announced]) -> _Announced | None:
+        """What is looked at now, and stays first of its tenant's; None if nothing can be. Drops what nobody awaits."""
+        looked_at, now_s = 0, self._clock.monotonic()
+        while looked_at < queue.owners:
+            asked = queue.look()
+            if asked.answer.done() or (not asked.has_slices and now_s - asked.since_s > WAITED_S):
+                self._drop(queue, asked)
+                continue
+            if isinstance(asked.named, Scope) or asked.named.done():
+                return asked
+            looked_at += 1
+        return None
+
+    def _drop(self, queue: InTurn[_Announced], asked: _Announced) -> None:
+        queue.discard(asked.tenant, asked)
+        if isinstance(asked.named, Future):
+            asked.named.cancel()
+        if not asked.answer.done():
+            asked.answer.set_exception(TimeoutError("the announcement's turn did not come in time: repeat it"))
 
     def _expect(self, turn: Turn) -> None:
         """Bring the text of a session's next turn into RAM, unless it is there still."""
@@ -135,7 +227,7 @@ class Announcer:
 
     def _pace(self) -> None:
         while not self._closed:
-            if self._prefetches.is_moving or self._namings:
+            if self._prefetches.is_moving or self._namings or self._labelled:
                 time.sleep(_BUSY_PACE_S if self._prefetches.is_busy else _PACE_S)
             else:
                 self._woken.wait(self._left_s())

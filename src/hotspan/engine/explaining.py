@@ -256,16 +256,11 @@ class Explainer:
         case.is_down, case.is_hybrid = self._cache.has_tier_down, len(record.groups) > 1
         if stored is not None:
             case.is_cleared = self.cleared_s >= stored.began_s
-            case.is_invalidated = not self._withdrawals.is_quiet(tenant, stored.began_s) and any(
-                self._is_invalidated(each, chain[: start + 1], past.namespace, stored.began_s)
-                for each in self.history.last(tenant)
-                if each.has(start, name)
+            holders = (each for each in self.history.last(tenant) if each.has(start, name))
+            case.is_invalidated = self._withdrawals.has_taken(
+                holders, chain[: start + 1], past.namespace, stored.began_s
             )
         return reason_of(Kind.KNOWN, case)
-
-    def _is_invalidated(self, text: Past, chunks: Sequence[Chunk], namespace: bytes, since_s: float) -> bool:
-        first = self._withdrawals.first_of(text, chunks, namespace, since_s)
-        return first is not None and first < len(chunks)
 
     def _compare(self, case: Case, past: Past) -> None:
         """Look for requests that began with the same tokens under another name. Mutates: `case`."""

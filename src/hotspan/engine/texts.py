@@ -28,6 +28,9 @@ _SLICE_TOKENS = 128
 _PAUSE_S = 0.0005
 """Python runs one thread at a time: between two slices of about 0.1 ms each the scheduler has its turn."""
 
+_Item = tuple[Callable[[Mapping[str, Any]], Any], Mapping[str, Any], "Future[Any]"]
+"""What is done with a command, and its answer."""
+
 
 class Naming:
     """A text that is being named. Whichever thread calls `go_on` hashes."""
@@ -52,7 +55,7 @@ class Texts:
     def __init__(self, manager: HotspanManager, hasher: Callable[[], Callable[..., Any]]) -> None:
         self._manager = manager
         self._hasher = hasher
-        self._waiting: InTurn[tuple[Callable[[Mapping[str, Any]], Any], Mapping[str, Any], Future[Any]]] = InTurn()
+        self._waiting: InTurn[_Item] = InTurn()
         self._changed = threading.Condition()
         self._closing = False
         start_worker("texts", self._run, is_over=lambda: self._closing)
@@ -80,10 +83,16 @@ class Texts:
         with self._changed:
             if self._closing:
                 raise RuntimeError("the engine ends")
-            owner = str(command.get("tenant") or DEFAULT_TENANT)
-            self._waiting.add(owner, (do, command, answer), is_urgent=is_urgent)
+            owner, item = str(command.get("tenant") or DEFAULT_TENANT), (do, command, answer)
+            self._waiting.add(owner, item, is_urgent=is_urgent)
             self._changed.notify()
+        answer.add_done_callback(lambda done: self._let_go(owner, item) if done.cancelled() else None)
         return answer
+
+    def _let_go(self, owner: str, item: _Item) -> None:
+        """Nobody waits for it any more: keep nothing of its text."""
+        with self._changed:
+            self._waiting.discard(owner, item)
 
     def _run(self) -> None:
         while True:

@@ -44,6 +44,10 @@ class Warmed:
     cached: int = 0
     failed: list[str] = field(default_factory=list)
 
+    def fail(self, name: str, why: str) -> None:
+        """A text was not warmed."""
+        self.failed.append(f"{name}: {why}")
+
 
 @dataclass(frozen=True, slots=True)
 class Server:
@@ -127,7 +131,7 @@ async def warm(
         except ConfigError as error:
             if not _is_about_text(error):
                 raise
-            done.failed.append(f"{each.name}: {error}")
+            done.fail(each.name, str(error))
         else:
             done.texts += 1
             done.tokens += usage["prompt_tokens"]

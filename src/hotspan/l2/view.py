@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import TypeVar
 
 from hotspan.core.scopes import without_keys
@@ -67,6 +68,12 @@ class LogView:
         at = 0 if own is None else own.matched_at(key, namespace, terms)
         return max(at, self._of[None].matched_at(key, namespace, terms))
 
+    def named(self, tenant: int, chunks: Iterable[Chunk]) -> list[Chunk]:
+        """Those of a tenant's chunks that invalidations named one by one; the others go by their terms alone."""
+        views = (self._of.get(tenant), self._of[None])
+        keys = [view.keys for view in views if view is not None and view.keys]
+        return [chunk for chunk in chunks if any(chunk.key in some for some in keys)] if keys else []
+
     def latest(self, tenant: int) -> int:
         """The generation of the latest invalidation that may take chunks of a tenant; the floor if there is none."""
         own = self._of.get(tenant)
@@ -99,6 +106,11 @@ class _TenantView:
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def keys(self) -> AbstractSet[ChunkKey]:
+        """Of the chunks that are named one by one."""
+        return self._by_key.keys()
 
     def add(self, generation: int, scope: Scope) -> int:
         """How many more invalidations there are to remember."""

@@ -58,6 +58,7 @@ class Turns:
         try:
             await came
         except asyncio.CancelledError:
+            self._waiting.discard(owner, came)  # its budget is given back: another may wait in its place
             if came.done() and not came.cancelled():  # it came in the moment in which nobody waited any more
                 self._give(is_urgent=is_urgent)
             raise
@@ -74,7 +75,7 @@ class Turns:
             if not is_urgent and (not self._waiting.has_others or self._taken_by_others >= self._for_others):
                 return
             came = self._waiting.take()
-            if not came.done():
+            if not came.done():  # else its task is about to learn that it is cancelled
                 self._taken += 1
                 self._taken_by_others += not is_urgent
                 came.set_result(None)

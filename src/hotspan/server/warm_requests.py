@@ -16,7 +16,7 @@ _MAX_TEMPLATE = 1 << 16
 """Characters of a template, which becomes part of each text."""
 
 _LEAST_CHARS = 1024
-"""That each text counts with, for its tags and its name."""
+"""That each text counts with beside its characters and those of its tags, for its name and what holds them."""
 
 Json = dict[str, Any]
 
@@ -60,6 +60,7 @@ class WarmRequest(BaseModel):
             + (template if text.text is not None else 0)
             + len(text.prompt or "")
             + (len(json.dumps(text.messages)) if text.messages else 0)
+            + sum(map(len, text.tags))
             + _LEAST_CHARS
             for text in self.texts
         ]

@@ -42,13 +42,15 @@ MAX_JOBS = 16
 """That are not over, of all tenants; a tenant has at most half of them."""
 
 MAX_HELD_CHARS = 1 << 26
-"""Of the texts of jobs that are not over, each with its template; half of them is divided between the tenants."""
+"""Of the texts of jobs that are not over, each with its template; half of them is divided between the tenants. What is
+kept of a job that is over is bounded by itself (`Result`)."""
 
-_KEPT_JOBS, _KEPT_S = 256, 3600.0
-"""Results of jobs that are over."""
+KEPT_JOBS, MAX_KEPT_JOBS, _KEPT_S = 32, 1024, 3600.0
+"""Results of jobs that are over: of a tenant, of all tenants, and for how long."""
 
-_MAX_FAILED = 100
-"""Failures that a result names; others are counted."""
+MAX_FAILED, _MAX_CHARS, _MAX_WHY = 100, 80, 200
+"""Failures that a result names, others are counted; and characters of such a name and of a reason: at most 112 KiB of
+a result."""
 
 _NAME = "http://warming"
 _INVALIDATED = "it was invalidated"
@@ -67,6 +69,18 @@ class State(StrEnum):
 
 
 @dataclass(slots=True)
+class Result(Warmed):
+    """Of a job, in bounded memory: it is kept when the job is over. count: of failures."""
+
+    count: int = 0
+
+    def fail(self, name: str, why: str) -> None:
+        self.count += 1
+        if len(self.failed) < MAX_FAILED:
+            self.failed.append(f"{_short(name, _MAX_CHARS)}: {_short(why, _MAX_WHY)}")
+
+
+@dataclass(slots=True)
 class Job:
     """Texts of one request.
 
@@ -81,7 +95,7 @@ class Job:
     ttl_s: int | None
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     state: State = State.WAITING
-    done: Warmed = field(default_factory=Warmed)
+    done: Result = field(default_factory=Result)
     count: int = 0
     ended_s: float = 0.0
     reason: str = ""
@@ -102,8 +116,8 @@ class Job:
             "state": self.state.value,
             "texts": self.count,
             "warmed": done.texts,
-            "failed": len(done.failed),
-            "failures": done.failed[:_MAX_FAILED],
+            "failed": done.count,
+            "failures": done.failed,
             "tokens": done.tokens,
             "cached_tokens": done.cached,
             "bytes": round(done.tokens * room.token_bytes),
@@ -192,10 +206,12 @@ class Warming:
             texts = list(zip(job.texts, job.chars, strict=True))
             waiting = [each for each in texts if each[0] is not job.current]
             taken = [each for each in waiting if any(_takes(command, job, each[0]) for command in commands)]
-            left = [each for each in texts if not any(each is one for one in taken)]
+            gone = {id(text) for text, _ in taken}
+            left = [each for each in texts if id(each[0]) not in gone]
             job.texts, job.chars = deque(text for text, _ in left), deque(chars for _, chars in left)
             self._held.give(job.owner, sum(chars for _, chars in taken))
-            job.done.failed += [f"{text.name}: {_INVALIDATED}" for text, _ in taken]
+            for text, _ in taken:
+                job.done.fail(text.name, _INVALIDATED)
             if job.current is not None and any(_takes(each, job, job.current) for each in commands):
                 job.is_withdrawn = True
                 if job.asked is not None:
@@ -223,7 +239,7 @@ class Warming:
             job.state = State.CANCELLED
             raise
         except ConfigError as error:
-            job.state, job.reason = State.FAILED, str(error)
+            job.state, job.reason = State.FAILED, _short(str(error), _MAX_WHY)
         except Exception as error:  # the task's boundary: who asks for the job is told that it ended
             logger.exception("warming_failed")
             job.state, job.reason = State.FAILED, f"an error of the server's: {type(error).__name__}"
@@ -304,11 +320,22 @@ class Warming:
         return httpx.AsyncClient(transport=httpx.ASGITransport(self._app), base_url=_NAME, timeout=None)
 
     def _drop_old(self) -> None:
-        """Forget results that are old, or too many."""
-        over = [job for job in self._jobs.values() if job.is_over]
+        """Forget results that are old, or too many of their tenant's; of all, those of who has most."""
+        over: dict[str, deque[Job]] = {}
         before = self._clock.monotonic() - _KEPT_S
-        for job in over[: max(0, len(over) - _KEPT_JOBS)] + [job for job in over if job.ended_s < before]:
-            self._jobs.pop(job.id, None)
+        for job in [job for job in self._jobs.values() if job.is_over]:
+            own = over.setdefault(job.owner, deque())
+            own.append(job)
+            if job.ended_s < before:
+                self._jobs.pop(own.pop().id)
+            elif len(own) > KEPT_JOBS:
+                self._jobs.pop(own.popleft().id)
+        for _ in range(sum(map(len, over.values())) - MAX_KEPT_JOBS):
+            self._jobs.pop(max(over.values(), key=len).popleft().id)
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def _takes(command: Json, job: Job, text: Warmup) -> bool:
