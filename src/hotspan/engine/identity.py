@@ -26,7 +26,6 @@ from hotspan.engine.contract import engine_version
 from hotspan.engine.fingerprint import FileDigests, model_digest
 from hotspan.engine.kv_fields import KV, kv_environment
 from hotspan.engine.replicas import replicas_of
-from hotspan.engine.start_files import changed_files
 
 logger = logging.getLogger(__name__)
 
@@ -76,21 +75,6 @@ def namespace_fields(
     if speculative is not None and speculative.method not in _WITHOUT_KV and speculative.model is not None:
         fields |= _draft(speculative, vllm_config.load_config, digests, full=full)
     return fields
-
-
-def require_same_files(vllm_config: VllmConfig, fields: Fields) -> None:
-    """Let no other process find this engine's KV if files changed since its workers began to read them.
-
-    To be called when the digests are made. Mutates: `fields`.
-    """
-    changed = changed_files(vllm_config)
-    if changed:
-        logger.warning(
-            "weights_have_no_digest files=%s: they changed while the engine started, and it may have the former ones; "
-            "what it caches is not found after a restart or by other replicas: start it again",
-            ", ".join(changed[:3]),
-        )
-        fields["unknown_weights"] = secrets.token_bytes(16)
 
 
 def draft_config(vllm_config: VllmConfig) -> ModelConfig | None:

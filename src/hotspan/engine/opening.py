@@ -32,11 +32,12 @@ from hotspan.engine.core_traces import CoreTraces
 from hotspan.engine.encoder.outputs import EncoderOutputs, keeps_outputs
 from hotspan.engine.events import ChunkEvents, offer_publisher
 from hotspan.engine.fingerprint import FileDigests
-from hotspan.engine.identity import Fields, checkpoint_of, is_private, namespace_fields, require_same_files
+from hotspan.engine.identity import Fields, checkpoint_of, is_private, namespace_fields
 from hotspan.engine.manager import HotspanManager
 from hotspan.engine.prefixes import GpuPrefixes
 from hotspan.engine.requests import Admission, ChunkGroup
 from hotspan.engine.spec import HotspanSpec
+from hotspan.engine.start_files import of_same_files
 from hotspan.engine.steps import StepWatch
 from hotspan.engine.weights import WeightsWatch
 from hotspan.keyring.keyring import Keyring, open_keyring
@@ -90,8 +91,7 @@ def open_cache(spec: HotspanSpec, config: VllmConfig, kv_cache: KVCacheConfig) -
     chunk_tokens, largest = min(group.tokens for group in groups), max(group.tokens for group in groups)
     digests = FileDigests(cache_directory(environment()) / "digests")
     is_full = settings.model_digest == "full"
-    fields = namespace_fields(config, kv_cache, chunk_tokens, digests, full=is_full)
-    require_same_files(config, fields)
+    fields = of_same_files(config, namespace_fields(config, kv_cache, chunk_tokens, digests, full=is_full))
     namespace = namespace_digest(fields)
     clock = SystemClock()  # the one that all parts use
     checkpoint = checkpoint_of(config, fields, digests, clock, full=is_full)

@@ -6,11 +6,15 @@ open_cache           the digests of the same files, then `changed_files`: which 
 """
 
 import logging
+import secrets
 from functools import wraps
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from hotspan.engine.fingerprint import State, decides_kv, state_of
+
+if TYPE_CHECKING:
+    from hotspan.engine.identity import Fields
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +52,21 @@ def note_files(vllm_config: Any) -> None:
         setattr(vllm_config, _NOTE, _files(vllm_config))
     except Exception as error:  # the start goes on, and its KV has no lasting name
         logger.warning("files_not_noted error=%s", str(error))
+
+
+def of_same_files(vllm_config: Any, fields: "Fields") -> "Fields":
+    """What the namespace is made of, once the digests are made: no other process has the same if files have changed
+    since the workers began to read them. Raises: OSError.
+    """
+    changed = changed_files(vllm_config)
+    if not changed:
+        return fields
+    logger.warning(
+        "weights_have_no_digest files=%s: they changed while the engine started, and it may have the former ones; "
+        "what it caches is not found after a restart or by other replicas: start it again",
+        ", ".join(changed[:3]),
+    )
+    return fields | {"unknown_weights": secrets.token_bytes(16)}
 
 
 def changed_files(vllm_config: Any) -> list[str]:
