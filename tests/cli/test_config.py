@@ -121,6 +121,24 @@ def test_all_that_is_wrong_is_named_at_once(model: Path) -> None:
     assert done.exit_code == 2 and "--disk is given without --disk-gib" in done.output, done.output
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--chat-template", "/nosuch.jinja"), "--chat-template /nosuch.jinja: there is no such file"),
+        (("--chat-template", "nosuch.jinja"), "the engine refuses these options: The supplied chat template string"),
+        (("--enable-auto-tool-choice",), "the engine refuses these options: Error: --enable-auto-tool-choice requires"),
+        (("--sse-keep-alive-interval", "-1"), "the engine refuses these options"),
+        (("--speculative-config", "x"), "argument --speculative-config"),
+        (("--compilation-config", "[1]"), "argument --compilation-config"),
+        (("--lora-modules", '{"name": 1}'), "Invalid fields for --lora-modules"),
+    ],
+)
+def test_what_the_engine_refuses_is_one_line(model: Path, words: tuple[str, ...], expected: str) -> None:
+    """Whatever vLLM's parser and its check raise: no traceback, exit status 2, and the option."""
+    done = run("config", "check", str(model), *words, variables={"COLUMNS": "500"})
+    assert done.exit_code == 2 and expected in done.output, (done.output, done.exception)
+
+
 def test_approximate_answers_are_said(model: Path) -> None:
     """With --blend."""
     done = run("config", "check", str(model), "--blend", "query")
