@@ -18,7 +18,7 @@ from hotspan.config.admin_token import HOW_TO_GIVE, AdminToken, find_token
 from hotspan.config.control import SCHEME, engine_sockets
 from hotspan.config.environment import environment
 from hotspan.config.options import option
-from hotspan.core.errors import ConfigError, NoAnswerError, RefusedError
+from hotspan.core.errors import MALFORMED, ConfigError, NoAnswerError, RefusedError
 from hotspan.http.local import open_url
 from hotspan.http.unix import UnixConnection
 
@@ -128,7 +128,7 @@ def reading(address: str) -> Iterator[None]:
     """
     try:
         yield
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+    except (*MALFORMED, AttributeError, IndexError) as error:
         raise ConfigError(f"{address} does not answer as hotspan does: is --server right?") from error
 
 
@@ -145,6 +145,8 @@ def said_by_each(address: str, answer: Any) -> Iterator[list[tuple[str, dict[str
 def each_replica(address: str, answer: Any) -> Iterator[list[tuple[str, dict[str, Any]]]]:
     """A block as `said_by_each`'s: what was said by each replica, and its name behind that of its server, if any."""
     with said_by_each(address, answer) as servers:
+        if not all(said["replicas"] for _, said in servers):
+            raise ValueError("a server without an engine core")
         yield [
             (f"{name} {replica['replica']}".lstrip(), replica) for name, said in servers for replica in said["replicas"]
         ]

@@ -187,21 +187,23 @@ def listed(path: Path, of: type, what: str) -> list[Any]:
 
 def show_receipts(options: StatsOptions, answer: dict[str, Any]) -> None:
     """Print what a server answered to an invalidation."""
-    if options.json:
-        print_json(answer)
-        return
+    lines: list[str] = []
     with said_by_each(options.admin.address, answer) as servers:
         for name, receipt in servers:
-            if name:
-                typer.echo(f"{name}:")
-            _show_receipt(receipt)
+            lines += [f"{name}:"] if name else []
+            lines += _receipt_lines(receipt)
         for name in answer.get("follows", ()):
-            typer.echo(f"{name} is down: it gets no request before it has done what the log of the L2 says")
+            lines.append(f"{name} is down: it gets no request before it has done what the log of the L2 says")
+    if options.json:
+        print_json(answer)
+    else:
+        typer.echo("\n".join(lines))
 
 
-def _show_receipt(receipt: dict[str, Any]) -> None:
+def _receipt_lines(receipt: dict[str, Any]) -> list[str]:
     removed = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in receipt["removed"].items())
-    typer.echo(f"forgotten: {removed}; requests in flight whose results are not kept: {receipt['requests_in_flight']}")
+    in_flight = receipt["requests_in_flight"]
+    lines = [f"forgotten: {removed}; requests in flight whose results are not kept: {in_flight}"]
     if receipt.get("widened"):
-        typer.echo(f"more than asked for was forgotten of {', '.join(receipt['widened'])}: the text had no names")
-    typer.echo(f"receipt {receipt['receipt']}, durable on {', '.join(receipt['replicas'])}")
+        lines.append(f"more than asked for was forgotten of {', '.join(receipt['widened'])}: the text had no names")
+    return [*lines, f"receipt {receipt['receipt']}, durable on {', '.join(receipt['replicas'])}"]
