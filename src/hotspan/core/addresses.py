@@ -14,6 +14,15 @@ def is_loopback(host: str) -> bool:
     return bool((mapped or address).is_loopback)
 
 
+def resolved(host: str) -> str:
+    """An address of a host; its name where this machine does not know it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return str(socket.getaddrinfo(host, None, family)[0][4][0])
+    except OSError:
+        return host
+
+
 def free_port() -> int:
     """A TCP port that nobody listens on right now."""
     with socket.socket() as probe:

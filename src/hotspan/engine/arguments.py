@@ -19,6 +19,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from hotspan.config.connector import HASH, transfer_config
 from hotspan.config.engine_options import split_words
+from hotspan.config.environment import environment
 from hotspan.config.planned import with_named
 from hotspan.config.settings import CacheSettings
 from hotspan.config.wrong import each, is_collecting, together
@@ -80,7 +81,7 @@ def parse_engine_arguments(model: str, options: Sequence[str], own_options: Sequ
         with each():
             raise ConfigError(_unknown(word, [*known, *own_options]))
     arguments.model = model
-    for wrong in wrong_values(arguments):
+    for wrong in wrong_values(arguments, environment()):
         with each():
             raise ConfigError(wrong)
     _check_draft(draft_model(arguments))
