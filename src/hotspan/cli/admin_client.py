@@ -19,7 +19,7 @@ from hotspan.config.control import SCHEME, engine_sockets
 from hotspan.config.environment import environment
 from hotspan.config.options import option
 from hotspan.core.errors import MALFORMED, ConfigError, NoAnswerError, RefusedError
-from hotspan.http.local import open_url
+from hotspan.http.local import open_url, proxy_of
 from hotspan.http.unix import UnixConnection
 
 _EXAMPLE = "http://127.0.0.1:8080"
@@ -101,7 +101,10 @@ class Admin(AdminToken):
                 return read(answer)
         except urllib.error.HTTPError as error:
             body = _json(error)
-            raise RefusedError(f"{shown} refused: {_reason(error.code, body, token)}", body, error.code) from error
+            said = _reason(error.code, body, token)
+            if not isinstance(body, dict) and (proxy := proxy_of(base)):
+                said += f" (asked through the proxy {proxy}: for a direct request put its host in no_proxy)"
+            raise RefusedError(f"{shown} refused: {said}", body, error.code) from error
         except (OSError, HTTPException) as error:
             reason = getattr(error, "reason", error)
             is_late = isinstance(reason, TimeoutError)
