@@ -8,17 +8,19 @@ import sys
 import requests
 
 SERVER = sys.argv[1] if len(sys.argv) > 1 else "http://localhost:8080"
+http = requests.Session()
+http.trust_env = False  # a proxy in the environment does not reach this machine's addresses
 ACME, GLOBEX = "sk-acme-0123456789abcdef0123", "sk-globex-0123456789abcdef01"
 TEXT = "The same contract, sent by both. " * 100
 
 
 def post(path: str, key: str, body: dict[str, object]) -> requests.Response:
-    return requests.post(f"{SERVER}{path}", json=body, headers={"authorization": f"Bearer {key}"}, timeout=300)
+    return http.post(f"{SERVER}{path}", json=body, headers={"authorization": f"Bearer {key}"}, timeout=300)
 
 
 def cached(key: str) -> int:
     """How many tokens of the text the tenant did not have to compute."""
-    models = requests.get(f"{SERVER}/v1/models", headers={"authorization": f"Bearer {key}"}, timeout=30).json()
+    models = http.get(f"{SERVER}/v1/models", headers={"authorization": f"Bearer {key}"}, timeout=30).json()
     body = {
         "model": models["data"][0]["id"],
         "prompt": TEXT,

@@ -10,12 +10,14 @@ import time
 import requests
 
 SERVER = sys.argv[1] if len(sys.argv) > 1 else "http://localhost:8080"
-MODEL = requests.get(f"{SERVER}/v1/models", timeout=30).json()["data"][0]["id"]
+http = requests.Session()
+http.trust_env = False  # a proxy in the environment does not reach this machine's addresses
+MODEL = http.get(f"{SERVER}/v1/models", timeout=30).json()["data"][0]["id"]
 SYSTEM = "Answer from the documents. Quote the sentence that supports your answer.\n\n"
 
 
 def tokens_of(text: str) -> int:
-    answer = requests.post(f"{SERVER}/tokenize", json={"model": MODEL, "prompt": text}, timeout=30)
+    answer = http.post(f"{SERVER}/tokenize", json={"model": MODEL, "prompt": text}, timeout=30)
     answer.raise_for_status()
     return int(answer.json()["count"])
 
@@ -30,7 +32,7 @@ def ask(question: str, documents: dict[str, str]) -> tuple[str, int]:
         "temperature": 0,
         "kv_transfer_params": {"tags": sorted(documents), "tags_from": tokens_of(SYSTEM)},
     }
-    answer = requests.post(f"{SERVER}/v1/completions", json=body, timeout=300)
+    answer = http.post(f"{SERVER}/v1/completions", json=body, timeout=300)
     answer.raise_for_status()
     said = answer.json()
     cached = (said["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0
@@ -41,7 +43,7 @@ def changed(names: list[str]) -> dict[str, object]:
     """What the ingestion pipeline calls after it has written new versions. The receipt: it is durable."""
     batch = [{"tags": [name]} for name in names]
     key = {"authorization": f"Bearer {os.environ['HOTSPAN_ADMIN_TOKEN']}"}
-    answer = requests.post(f"{SERVER}/hotspan/cache/invalidate", json={"batch": batch}, headers=key, timeout=60)
+    answer = http.post(f"{SERVER}/hotspan/cache/invalidate", json={"batch": batch}, headers=key, timeout=60)
     answer.raise_for_status()
     receipt: dict[str, object] = answer.json()
     return receipt
@@ -52,14 +54,14 @@ def warm(documents: dict[str, str]) -> dict[str, object]:
     texts = [{"text": text, "tags": [name], "name": name} for name, text in documents.items()]
     body = {"texts": texts, "template": f"{SYSTEM}{{document}}\n\nQuestion: {{question}}\nAnswer:"}
     key = {"authorization": f"Bearer {os.environ['HOTSPAN_ADMIN_TOKEN']}"}
-    answer = requests.post(f"{SERVER}/hotspan/cache/warm", json=body, headers=key, timeout=60)
+    answer = http.post(f"{SERVER}/hotspan/cache/warm", json=body, headers=key, timeout=60)
     while True:
         answer.raise_for_status()
         warmed: dict[str, object] = answer.json()
         if warmed["state"] not in ("waiting", "running"):
             return warmed
         time.sleep(0.5)
-        answer = requests.get(f"{SERVER}/hotspan/cache/warm/{warmed['id']}", headers=key, timeout=60)
+        answer = http.get(f"{SERVER}/hotspan/cache/warm/{warmed['id']}", headers=key, timeout=60)
 
 
 def main() -> None:

@@ -36,7 +36,8 @@ def test_jobs_take_turns() -> None:
 @needs_fio
 def test_it_measures_everything_and_leaves_nothing(tmp_path: Path) -> None:
     """All figures have a rate and a limit, the file holds every round with the machine, and the scratch is gone."""
-    output = tmp_path / "out" / "storage.json"
+    output = tmp_path / "storage.json"
+    (tmp_path / "disk").mkdir()
     result = CliRunner().invoke(app, [*SMALL, "--directory", str(tmp_path / "disk"), "--output", str(output)])
     assert result.exit_code == 0, result.output
     data = json.loads(output.read_text())

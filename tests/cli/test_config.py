@@ -121,6 +121,96 @@ def test_all_that_is_wrong_is_named_at_once(model: Path) -> None:
     assert done.exit_code == 2 and "--disk is given without --disk-gib" in done.output, done.output
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--chat-template", "/nosuch.jinja"), "--chat-template /nosuch.jinja: there is no such file"),
+        (("--chat-template", "nosuch.jinja"), "the engine refuses these options: The supplied chat template string"),
+        (("--enable-auto-tool-choice",), "the engine refuses these options: Error: --enable-auto-tool-choice requires"),
+        (("--sse-keep-alive-interval", "-1"), "the engine refuses these options"),
+        (("--speculative-config", "x"), "argument --speculative-config"),
+        (("--compilation-config", "[1]"), "argument --compilation-config"),
+        (("--lora-modules", '{"name": 1}'), "Invalid fields for --lora-modules"),
+    ],
+)
+def test_what_the_engine_refuses_is_one_line(model: Path, words: tuple[str, ...], expected: str) -> None:
+    """Whatever vLLM's parser and its check raise: no traceback, exit status 2, and the option."""
+    done = run("config", "check", str(model), *words, variables={"COLUMNS": "500"})
+    assert done.exit_code == 2 and expected in done.output, (done.output, done.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--max-model-len", "99999999"), "the model's config.json has 32768 positions"),
+        (("--tokenizer", "/nosuch"), "--tokenizer /nosuch: there is no such file"),
+        (("--generation-config", "/nosuch"), "--generation-config /nosuch: there is no such file"),
+        (("--tool-parser-plugin", "/nosuch.py"), "--tool-parser-plugin /nosuch.py: there is no such file"),
+        (("--hf-overrides", "[1]"), "--hf-overrides is '[1]': give a JSON object"),
+        (("--hf-overrides", "{"), "--hf-overrides is '{': give a JSON object"),
+        (("--speculative-config", "[1]"), "--speculative-config is [1]: give a JSON object"),
+        (("--override-generation-config", "[]"), "--override-generation-config is []: give a JSON object"),
+        (("--reasoning-parser", "nosuch"), "--reasoning-parser nosuch: give one of"),
+        (("--reasoning-parser", "deepseek_r2"), "--reasoning-parser deepseek_r2: did you mean"),
+        (("--tool-call-parser", "nosuch"), "--tool-call-parser nosuch: give one of"),
+        (("--disk", "/etc/hostname", "--disk-gib", "1"), "--disk /etc/hostname: /etc/hostname is no directory"),
+        (("--disk", "/etc/hostname/x", "--disk-gib", "1"), "/etc/hostname is no directory"),
+        (("--disk", "/proc/x", "--disk-gib", "1"), "--disk /proc/x: the file system of /proc holds no data"),
+        (("--l2", "file:///proc/x"), "--l2 /proc/x: the file system of /proc holds no data"),
+    ],
+)
+def test_a_value_that_can_not_work_is_not_sound(model: Path, words: tuple[str, ...], expected: str) -> None:
+    """Lengths, names and paths that vLLM, or the disk, would refuse when the model is loaded."""
+    (model / "config.json").write_text('{"max_position_embeddings": 32768}')
+    done = run("config", "check", str(model), *words, variables={"COLUMNS": "500"})
+    assert done.exit_code == 2 and expected in done.output, (done.output, done.exception)
+
+
+@pytest.mark.parametrize(
+    ("config", "variables"),
+    [
+        ({"rope_scaling": {"factor": 8.0}}, {}),
+        ({"model_max_length": 1 << 20}, {}),
+        ({}, {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}),
+    ],
+)
+def test_a_length_that_the_model_may_have_is_vllms_to_judge(
+    model: Path, config: dict[str, Any], variables: dict[str, str]
+) -> None:
+    """Where positions are scaled, or vLLM is told to take any."""
+    (model / "config.json").write_text(json.dumps({"max_position_embeddings": 32768} | config))
+    done = run("config", "check", str(model), "--max-model-len", "65536", variables=variables)
+    assert done.exit_code == 0, done.output
+
+
+def test_an_unreadable_file_or_a_missing_model_hides_nothing_else(model: Path) -> None:
+    """Values, options of the engine, paths and addresses are all named, each once."""
+    words = ("--port", "99999", "--foo", "1", "--chat-template", "/nosuch.jinja", "--ssl-certfile", "/none.pem")
+    done = run("config", "check", str(model), "--tenants", "/nosuchf", *words, "--disk", "/proc/x", "--disk-gib", "1")
+    said = " ".join(done.output.split())
+    expected = (
+        "/nosuchf",
+        "--port 99999 is no port",
+        "unknown option --foo",
+        "/nosuch.jinja",
+        "/none.pem",
+        "--disk /proc/x",
+    )
+    assert done.exit_code == 2 and "6 things are wrong" in said and all(each in said for each in expected), said
+    done = run("config", "check", "/nosuch/model", "--config", "/nosuch.yaml", "--port", "99999")
+    said = " ".join(done.output.split())
+    expected = ("no model directory /nosuch/model", "/nosuch.yaml", "--port 99999 is no port")
+    assert done.exit_code == 2 and "3 things are wrong" in said and all(each in said for each in expected), said
+
+
+def test_a_wrong_port_does_not_hide_an_open_address(model: Path) -> None:
+    """The address is judged by the keys, and they are known."""
+    done = run("config", "check", str(model), "--port", "99999", "--host", "nohost.invalid")
+    assert (
+        done.exit_code == 2 and "--port 99999 is no port" in done.output and "--host nohost.invalid" in done.output
+    ), done.output
+
+
 def test_approximate_answers_are_said(model: Path) -> None:
     """With --blend."""
     done = run("config", "check", str(model), "--blend", "query")

@@ -20,6 +20,7 @@ REPLICA: dict[str, Any] = {
     "found": {"ram": {"chunks": 1, "tokens": 128}, "l2": {"chunks": 2, "tokens": 256}},
     "started": ASKED | {"bytes": 1},
     "hold_s": 30.0,
+    "bytes": 1 << 30,
     "tiers": {"ram": {"is_up": True}, "disk": {"is_up": False}},
 }
 

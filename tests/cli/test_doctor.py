@@ -45,6 +45,23 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--server", "unix:/x"), "unknown option --server"),
+        (("--chat-template", "/nosuch.jinja"), "--chat-template /nosuch.jinja: there is no such file"),
+        (("--port", "99999", "--foo", "1"), "2 things are wrong"),
+        (("--disk", "/etc/hostname", "--disk-gib", "1"), "/etc/hostname is no directory"),
+    ],
+)
+def test_what_config_check_refuses_is_bad(model: Path, words: tuple[str, ...], expected: str) -> None:
+    """A server that would not start has no sound posture: exit status 1, and what is wrong."""
+    pytest.importorskip("vllm")
+    found = findings(str(model), *words)["configuration"]
+    assert found["severity"] == "bad" and expected in found["remedy"], found
+    assert run(str(model), *words).exit_code == 1
+
+
 def test_a_plain_server(model: Path) -> None:
     """What nobody else reaches is not bad: exit status 0, a table with every subject, and what the machine is."""
     done = run(str(model), "--ram-gib", "1")

@@ -18,7 +18,7 @@ def run(*arguments: str) -> tuple[int, str]:
 
 def test_it_shows_and_writes_everything(tmp_path: Path) -> None:
     """Every strategy is in the table and the file, with the machine, the settings and each seed's figures."""
-    output = tmp_path / "out" / "routing.json"
+    output = tmp_path / "routing.json"
     status, text = run("--requests", "120", "--seeds", "2", "--output", str(output))
     assert status == 0, text
     data = json.loads(output.read_text())

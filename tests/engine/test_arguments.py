@@ -68,6 +68,13 @@ def test_what_hotspan_has_not_is_refused(name: str) -> None:
         parse_engine_arguments("org/name", (flag, *VALUES.get(name, ("7",))))
 
 
+@pytest.mark.parametrize("template", ["/nosuch.jinja", "nosuch.jinja", "~/nosuch.jinja"])
+def test_a_template_that_is_not_there_is_an_error_of_ours(template: str) -> None:
+    """Also where vLLM raises an error that is no ValueError: `hotspan serve` prints one line, not a traceback."""
+    with pytest.raises(ConfigError, match="nosuch"):
+        parse_engine_arguments("org/name", ("--chat-template", template))
+
+
 def test_prompts_only_reaches_the_engine() -> None:
     """--prompts-only is vLLM's own switch for what is offloaded."""
     for prompts_only in (True, False):

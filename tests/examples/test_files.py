@@ -18,6 +18,15 @@ EXAMPLES = ROOT / "examples"
 COMPOSE = EXAMPLES / "compose"
 
 
+def test_programs_ask_no_proxy() -> None:
+    """What uses requests has a session that ignores http_proxy: its server is on this machine if nobody names one."""
+    programs = [each for each in EXAMPLES.rglob("*.py") if re.search(r"^import requests$", each.read_text(), re.M)]
+    assert len(programs) == 2
+    for each in programs:
+        text = each.read_text()
+        assert ".trust_env = False" in text and not re.search(r"\brequests\.(get|post|request)\(", text), each
+
+
 def test_commands_of_compose_exist() -> None:
     """Each service of hotspan's image has a command with options that exist."""
     services = yaml.safe_load((COMPOSE / "compose.yaml").read_text())["services"]

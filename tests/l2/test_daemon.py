@@ -70,6 +70,8 @@ def emptied(process: DaemonProcess) -> DaemonProcess:
 class TestDaemonStore(ObjectStoreTests, SharedLogTests, StoreRaceTests):
     """One daemon, emptied before each test."""
 
+    BEGINS_ITSELF = True
+
     @pytest.fixture
     def make_store(self, emptied: DaemonProcess) -> MakeStore:
         return lambda entries: patient_store(emptied.unix_socket)

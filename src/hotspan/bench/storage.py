@@ -79,7 +79,8 @@ def measure(bench: StorageBench) -> list[Figure]:
     """All figures. Raises: ConfigError if fio is required and missing, or the directory can't be used."""
     if bench.require_fio and shutil.which("fio") is None:
         raise ConfigError(INSTALL_FIO)
-    bench.directory.mkdir(parents=True, exist_ok=True)
+    if not bench.directory.is_dir():
+        raise ConfigError(f"--directory {bench.directory} is no directory: give one on the disk that is to be measured")
     parts: dict[str, Callable[[Path], list[Figure]]] = {
         "copies, against memcpy": lambda scratch: copy_figures(bench),
         "frames, hashed and encrypted": lambda scratch: seal_figures(bench),

@@ -59,9 +59,6 @@ def list_adapters(options: ListOptions) -> None:
         with reading(options.admin.address):
             found += page["adapters"]
             token = page.get("nextPageToken", "")
-    if options.printing.json:
-        print_json({"adapters": found})
-        return
     from rich.table import Table
 
     table = Table("name", "tenant", "loaded", "pinned", "digest", "src")
@@ -69,7 +66,10 @@ def list_adapters(options: ListOptions) -> None:
         for each in found:
             marks = ("yes" if each[part] else "no" for part in ("loaded", "pin"))
             table.add_row(each["name"], each.get("tenant", ""), *marks, each["digest"][:12], each.get("src", ""))
-    stdout_console().print(table)
+    if options.printing.json:
+        print_json({"adapters": found})
+    else:
+        stdout_console().print(table)
 
 
 @adapters.command("register")

@@ -18,12 +18,14 @@ from hotspan.config.admin_token import HOW_TO_GIVE, AdminToken, find_token
 from hotspan.config.control import SCHEME, engine_sockets
 from hotspan.config.environment import environment
 from hotspan.config.options import option
-from hotspan.core.errors import ConfigError, NoAnswerError, RefusedError
-from hotspan.http.local import open_url
+from hotspan.core.errors import MALFORMED, ConfigError, NoAnswerError, RefusedError
+from hotspan.http.local import open_url, proxy_of
 from hotspan.http.unix import UnixConnection
 
 _EXAMPLE = "http://127.0.0.1:8080"
 _DEFAULT_PORT = 8080
+_OF_UNIX = "http://localhost/"
+"""In the place of a Unix socket's URL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -88,27 +90,31 @@ class Admin(AdminToken):
         token, data = None, None if body is None else json.dumps(body).encode()
         handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
         if address.startswith(SCHEME):
-            shown, base = address, "http://localhost"
+            shown, base = address, _OF_UNIX
             handlers.append(_UnixHandler(_path(address)))
         else:
             url = _url(address)
             shown = base = f"{url.scheme}://{url.netloc}{url.path.rstrip('/')}"
             token = self.of(url, environment())
         headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
-        request = urllib.request.Request(base + path, data, headers, method=method)
+        request = urllib.request.Request(base.rstrip("/") + path, data, headers, method=method)
         try:
             with open_url(request, timeout_s, *handlers) as answer:
                 return read(answer)
         except urllib.error.HTTPError as error:
             body = _json(error)
-            raise RefusedError(f"{shown} refused: {_reason(error.code, body, token)}", body, error.code) from error
+            said = _reason(error.code, body, token)
+            if not isinstance(body, dict) and (proxy := proxy_of(base)):
+                said += f" (asked through the proxy {proxy}: for a direct request put its host in no_proxy)"
+            raise RefusedError(f"{shown} refused: {said}", body, error.code) from error
         except (OSError, HTTPException) as error:
             reason = getattr(error, "reason", error)
             is_late = isinstance(reason, TimeoutError)
             if address.startswith(SCHEME) and is_late:
                 raise NoAnswerError(f"{shown} is stalled: {_stall(address, timeout_s)}") from error
             kind = NoAnswerError if is_late else ConfigError
-            raise kind(f"{shown} can't be asked ({reason}): does it run, and is --server right?") from error
+            asked = f"{shown} can't be asked{_port_tried(base)}"
+            raise kind(f"{asked} ({reason}): does it run, and is --server right?") from error
         except ValueError as error:
             raise ConfigError(f"{shown} does not answer as hotspan does: is --server right?") from error
 
@@ -128,7 +134,7 @@ def reading(address: str) -> Iterator[None]:
     """
     try:
         yield
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+    except (*MALFORMED, AttributeError, IndexError) as error:
         raise ConfigError(f"{address} does not answer as hotspan does: is --server right?") from error
 
 
@@ -145,6 +151,8 @@ def said_by_each(address: str, answer: Any) -> Iterator[list[tuple[str, dict[str
 def each_replica(address: str, answer: Any) -> Iterator[list[tuple[str, dict[str, Any]]]]:
     """A block as `said_by_each`'s: what was said by each replica, and its name behind that of its server, if any."""
     with said_by_each(address, answer) as servers:
+        if not all(said["replicas"] for _, said in servers):
+            raise ValueError("a server without an engine core")
         yield [
             (f"{name} {replica['replica']}".lstrip(), replica) for name, said in servers for replica in said["replicas"]
         ]
@@ -160,6 +168,15 @@ def _stall(address: str, timeout_s: float) -> str:
         pid, _, _ = struct.unpack("3i", caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
         return f"process {pid} ({psutil.Process(pid).status()}) gave no answer within {timeout_s:g} s"
     return f"its process gave no answer within {timeout_s:g} s"
+
+
+def _port_tried(url: str) -> str:
+    """The port that a URL without one stands for, in words."""
+    parts = urlsplit(url)
+    if parts.port is not None or url == _OF_UNIX:
+        return ""
+    port = 80 if parts.scheme == "http" else 443
+    return f" at port {port}, as --server names none (`hotspan serve` has {_DEFAULT_PORT})"
 
 
 def _path(address: str) -> str:

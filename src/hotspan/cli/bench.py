@@ -15,7 +15,7 @@ from hotspan.bench.failures import failures
 from hotspan.bench.records import BenchResult
 from hotspan.bench.workloads import WORKLOADS
 from hotspan.cli.options import givens_of, runs, takes
-from hotspan.cli.output import command_line, explained, print_json, print_written, stdout_console
+from hotspan.cli.output import check_writable, command_line, explained, print_json, print_written, stdout_console
 from hotspan.config.admin_token import AdminToken
 from hotspan.config.environment import environment
 from hotspan.config.kinds import COUNT
@@ -335,6 +335,8 @@ def storage(bench: StorageBench) -> None:
     """Compare copies with memcpy and the disk tier with fio, in one run."""
     from hotspan.bench.storage import measure, print_figures, write_figures
 
+    if bench.output is not None:
+        check_writable(bench.output)
     figures = measure(bench)
     print_figures(bench, figures)
     if bench.output is not None:

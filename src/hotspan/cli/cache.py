@@ -72,14 +72,13 @@ class RemoveOptions:
 def stats(options: StatsOptions) -> None:
     """Show the content of each tier, by tenant."""
     answer = options.admin.get("/hotspan/cache")
+    with each_replica(options.admin.address, answer) as told:
+        shown = [(f"{name}: {_kind(replica)}", _usage(replica["tiers"])) for name, replica in told]
     if options.json:
         print_json(answer)
         return
-    with each_replica(options.admin.address, answer) as told:
-        for name, replica in told:
-            encrypted = "encrypted" if replica["is_encrypted"] else "not encrypted"
-            chunks = f", chunks of {replica['chunk_tokens']} tokens" if "chunk_tokens" in replica else ""
-            _show(f"{name}: {encrypted}{chunks}", _usage(replica["tiers"]))
+    for title, table in shown:
+        _show(title, table)
 
 
 @cache.command("check")
@@ -94,12 +93,13 @@ def check(options: CheckOptions) -> None:
     else:
         with Progress(f"checking what {options.admin.address} has on disk"):
             answer = options.admin.post("/hotspan/cache/check", {}, _CHECK_S)
+    with each_replica("" if options.disk is not None else options.admin.address, answer) as checked:
+        shown = [(name, _findings(replica["tiers"])) for name, replica in checked]
+        is_corrupt = any(tier["corrupt"] for _, replica in checked for tier in replica["tiers"].values())
     if options.json:
         print_json(answer)
-    with each_replica("" if options.disk is not None else options.admin.address, answer) as checked:
-        for name, replica in () if options.json else checked:
-            _show(name, _findings(replica["tiers"]))
-        is_corrupt = any(tier["corrupt"] for _, replica in checked for tier in replica["tiers"].values())
+    for title, table in () if options.json else shown:
+        _show(title, table)
     if is_corrupt:
         raise typer.Exit(1)
 
@@ -190,7 +190,8 @@ def warm(
         common = options.common() | {"model": options.model or models["data"][0]["id"]}
     with Progress(f"warming {admin.address}", len(texts), "texts") as progress:
         done = warming.Warmed()
-        asyncio.run(warming.warm(texts, warming.Server(post, page), common, done, advance=progress.advance))
+        with reading(admin.address):
+            asyncio.run(warming.warm(texts, warming.Server(post, page), common, done, advance=progress.advance))
     try:
         room = warming.room_of(admin.text("/metrics"))
     except ConfigError:  # they are the administrator's
@@ -239,9 +240,9 @@ def explain(
 
     body = {name: value for name, value in (("request", request), ("tenant", options.tenant)) if value}
     answer = options.admin.post("/hotspan/cache/explain", body)
-    with reading(options.admin.address):
-        found = explained(answer)
-        said = "" if options.json else "\n\n".join(map(shown, found))
+    with each_replica(options.admin.address, answer) as told:
+        found = explained([replica for _, replica in told])
+        said = "\n\n".join(map(shown, found))
     if options.json:
         print_json(found)
     elif not found:
@@ -269,6 +270,11 @@ def _check_offline(disk: Path, kek: str, key_store: Path | None) -> dict[str, An
         if late:
             raise ConfigError(f"the keys of {', '.join(late)} can't be had: see to the key-encryption key, then again")
         return check_offline(disk, keyring)
+
+
+def _kind(replica: dict[str, Any]) -> str:
+    encrypted = "encrypted" if replica["is_encrypted"] else "not encrypted"
+    return encrypted + (f", chunks of {replica['chunk_tokens']} tokens" if "chunk_tokens" in replica else "")
 
 
 def _usage(tiers: dict[str, Any]) -> "Table":

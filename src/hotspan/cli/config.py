@@ -5,14 +5,12 @@ from typing import Any
 
 import typer
 
-from hotspan.cli.flags import ENGINE_OPTIONS, Model, check_engine, load, show_warnings
+from hotspan.cli.flags import ENGINE_OPTIONS, Model, load, show_warnings
 from hotspan.cli.options import built, takes
 from hotspan.cli.output import Printing, explained, print_json
-from hotspan.config.environment import environment
 from hotspan.config.keys import FLAGS, KEYS
 from hotspan.config.options import Option, options_of
 from hotspan.config.origin import Given, Setting, Source, shown
-from hotspan.config.wrong import all_of, collected
 from hotspan.l2.options import STORE_OPTIONS
 from hotspan.l2.options import options_of as store_options
 
@@ -55,15 +53,9 @@ def check(context: typer.Context, model: Model = None, **_flags: Any) -> None:
     not act are named on stderr. The free space of disks and memory is not checked, and model.py is not executed.
     """
     with explained():
-        from hotspan.cli.serve import serve_options
-        from hotspan.server.hardening import check_start
+        from hotspan.cli.checking import checked
 
-        with collected() as wrong:
-            configuration = check_engine(load(context, model))
-            if not wrong:
-                check_start(serve_options(configuration), environment())
-        if wrong:
-            raise all_of(wrong)
+        configuration = checked(context, model)
     show_warnings(configuration)
     if configuration.cache is not None and configuration.cache.blend is not None:
         typer.echo("note: with --blend, answers to prompts with reused text are approximate (docs/blending.md)")

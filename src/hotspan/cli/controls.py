@@ -76,26 +76,26 @@ def lookup(options: LookupOptions) -> None:
     Chunks count in the fastest tier that has them, as far as all before them are there. Exit status 1 if nothing is.
     """
     answer = options.admin.post(LOOKUP, options.text.body())
+    with each_replica(options.admin.address, answer) as told:
+        table, is_there = _found(told), any(replica["found"] for _, replica in told)
     if options.json:
         print_json(answer)
-    with each_replica(options.admin.address, answer) as told:
-        if not options.json:
-            stdout_console().print(_found(told))
-        if not any(replica["found"] for _, replica in told):
-            raise typer.Exit(1)
+    else:
+        stdout_console().print(table)
+    if not is_there:
+        raise typer.Exit(1)
 
 
 @runs(PrefetchOptions)
 def prefetch(options: PrefetchOptions) -> None:
     """Move what disk and L2 have of a text into RAM, before its request."""
     answer = options.admin.post(PREFETCH, options.text.body() | {"hold_s": options.hold_s})
+    with each_replica(options.admin.address, answer) as told:
+        lines = [_started(name, replica) for name, replica in told]
     if options.json:
         print_json(answer)
         return
-    with each_replica(options.admin.address, answer) as told:
-        for name, replica in told:
-            tokens, hold_s = replica["started"]["tokens"], replica["hold_s"]
-            typer.echo(f"{name}: {tokens:,} tokens are moved into RAM, and held there for {hold_s:g} s")
+    typer.echo("\n".join(lines))
 
 
 @runs(PinOptions)
@@ -105,6 +105,9 @@ def pin(options: PinOptions) -> None:
         raise ConfigError("a pin is of tags: give --tag")
     body: dict[str, Any] = {"tags": list(options.tag), "gib": options.gib, "hold_s": options.hold_s}
     answer = options.admin.post(PIN, body | ({"tenant": options.tenant} if options.tenant else {}))
+    with each_replica(options.admin.address, answer) as told:
+        for _, replica in told:
+            float(replica["bytes"]), float(replica["hold_s"])  # an answer without them is that of another program
     if options.json:
         print_json(answer)
     elif options.gib:
@@ -120,6 +123,8 @@ def health(options: StatsOptions) -> None:
     """Show whether each engine core answers and each of its tiers is up. Exit status 1 if a tier is down."""
     answer = options.admin.get("/hotspan/cache")
     with said_by_each(options.admin.address, answer) as servers:
+        if not all(said["replicas"] for _, said in servers):
+            raise ValueError("a server without an engine core")
         told = [(name, replica) for name, said in servers for replica in said["replicas"]]
         rows = [
             {
@@ -139,6 +144,11 @@ def health(options: StatsOptions) -> None:
             typer.echo(f"{row['server']} {row['replica']}: answers; {states}".lstrip())
     if any("down" in row["tiers"].values() for row in rows):
         raise typer.Exit(1)
+
+
+def _started(name: str, replica: dict[str, Any]) -> str:
+    tokens, hold_s = replica["started"]["tokens"], replica["hold_s"]
+    return f"{name}: {tokens:,} tokens are moved into RAM, and held there for {hold_s:g} s"
 
 
 def _found(told: list[tuple[str, dict[str, Any]]]) -> "Table":

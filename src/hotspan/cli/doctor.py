@@ -1,6 +1,7 @@
 """`hotspan doctor`: what a server with the same words would be open to, and what this machine is to it."""
 
 import dataclasses
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -37,11 +38,11 @@ def doctor(context: typer.Context, model: Model = None, **_flags: Any) -> None:
         options = serve_options(load(context, model))
     except HotspanError as error:  # the machine can be looked at all the same
         facts = Facts.probe(surroundings)
-        findings = [Finding("configuration", Severity.BAD, "the server would refuse to start", str(error))]
+        findings = [_refusal(error)]
     else:
         facts = Facts.probe(surroundings, files_of(options))
         facts = dataclasses.replace(facts, refusal=refusal(options, surroundings))
-        findings = posture(options, facts)
+        findings = [*_refused(context, model), *posture(options, facts)]
     findings += machine(options, facts)
     if built(Printing, context).json:
         rows = [dataclasses.asdict(finding) | {"severity": finding.severity.value} for finding in findings]
@@ -50,6 +51,23 @@ def doctor(context: typer.Context, model: Model = None, **_flags: Any) -> None:
         _print(findings)
     if any(finding.severity is Severity.BAD for finding in findings):
         raise typer.Exit(1)
+
+
+def _refused(context: typer.Context, model: str | None) -> list[Finding]:
+    """What `hotspan config check` finds wrong, in one row; nothing where there is no vLLM to ask."""
+    from hotspan.cli.checking import checked
+
+    if importlib.util.find_spec("vllm") is None:
+        return []
+    try:
+        checked(context, model)
+    except HotspanError as error:
+        return [_refusal(error)]
+    return []
+
+
+def _refusal(error: HotspanError) -> Finding:
+    return Finding("configuration", Severity.BAD, "the server would refuse to start", str(error))
 
 
 def _print(findings: list[Finding]) -> None:

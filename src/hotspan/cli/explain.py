@@ -1,14 +1,14 @@
 """What `hotspan cache explain` prints."""
 
+from collections.abc import Sequence
 from typing import Any
 
 Json = dict[str, Any]
 
 
-def explained(answer: Json) -> list[Json]:
-    """The requests of an answer of a server, or of all replicas behind a router; the latest first."""
-    told = [body for each in answer["replicas"] for body in (each.get("body", {}).get("replicas", ()) or [each])]
-    found = [request for each in told for request in each.get("requests", ())]
+def explained(told: Sequence[Json]) -> list[Json]:
+    """The requests that engine cores told of; the latest first."""
+    found = [request for each in told for request in each["requests"]]
     return sorted(found, key=lambda request: float(request["at"]), reverse=True)
 
 

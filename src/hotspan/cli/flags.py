@@ -14,6 +14,7 @@ from hotspan.config.inert import store_notes
 from hotspan.config.keys import BY_NAME, FLAGS
 from hotspan.config.origin import Source
 from hotspan.config.own import CommandLine
+from hotspan.config.wrong import each
 from hotspan.core.errors import ConfigError
 
 Model = Annotated[
@@ -69,9 +70,11 @@ def check_engine(configuration: Configuration) -> Configuration:
         defaults = vars(parse(()))
     except ConfigError as error:
         setting = configuration.settings["model"]
-        if setting.source is Source.COMMAND_LINE:
-            raise
-        raise ConfigError(f"{setting.given.origin}: {error}") from error
+        with each():
+            if setting.source is Source.COMMAND_LINE:
+                raise
+            raise ConfigError(f"{setting.given.origin}: {error}") from error
+        return configuration
     checked = check_options(configuration.engine, configuration.words, defaults, parse)
     return dataclasses.replace(configuration, engine=checked)
 

@@ -127,7 +127,12 @@ def invalidate(options: InvalidateOptions) -> None:
 def _in_directory(options: InvalidateOptions, directory: Path) -> None:
     from hotspan.tiers.invalidating import invalidate_unused
 
-    if (directory / "epochs").is_dir() and not (directory / "table").exists():  # a shared one, as --l2 file:// has
+    if (directory / "epochs").is_dir():  # a shared one, as --l2 file:// has
+        if (directory / "table").exists():
+            raise ConfigError(
+                f"{directory} has the table of a disk tier and the epochs of an L2: give --l2 file://{directory} if "
+                "replicas share it as an L2; else move what is no disk tier's"
+            )
         _in_log(options, f"file://{directory}")
         return
     removed = invalidate_unused(directory, options.scopes(), SystemClock())
@@ -144,7 +149,7 @@ def _in_log(options: InvalidateOptions, url: str) -> None:
     scopes = options.scopes()
     store = open_store("--l2", url, resolved(options.l2_option or {}, environment()))
     try:
-        done = invalidate_shared(store, scopes, SystemClock())
+        done = invalidate_shared(store, redacted_text(url), scopes, SystemClock())
     except OSError as error:
         raise ConfigError(
             f"{redacted_text(url)} can't be written ({error}): nothing is known to be forgotten"
@@ -156,7 +161,15 @@ def _in_log(options: InvalidateOptions, url: str) -> None:
         print_json(said | {"replicas": done.replicas, "replicas_missing": done.missing})
         return
     typer.echo(f"written to the log of {redacted_text(url)} as {done.generation}, durable there")
-    typer.echo(f"read by {', '.join(done.replicas)}" if done.replicas else "no replica follows this log now")
+    following = len(done.replicas) + len(done.missing)
+    if following:
+        read = ", ".join(done.replicas) or "none of them yet"
+        typer.echo(f"replicas that follow this log now: {following}; read by {read}")
+    else:
+        typer.echo(
+            "no replica follows this log now: replicas that are given it when they start read it before they find "
+            "anything. If replicas run now, they use another L2 or log, and have forgotten nothing: give their URL"
+        )
     for name in done.missing:
         typer.echo(f"{name} has not read it yet: it finds nothing in the L2 before it has")
 
@@ -174,21 +187,23 @@ def listed(path: Path, of: type, what: str) -> list[Any]:
 
 def show_receipts(options: StatsOptions, answer: dict[str, Any]) -> None:
     """Print what a server answered to an invalidation."""
-    if options.json:
-        print_json(answer)
-        return
+    lines: list[str] = []
     with said_by_each(options.admin.address, answer) as servers:
         for name, receipt in servers:
-            if name:
-                typer.echo(f"{name}:")
-            _show_receipt(receipt)
+            lines += [f"{name}:"] if name else []
+            lines += _receipt_lines(receipt)
         for name in answer.get("follows", ()):
-            typer.echo(f"{name} is down: it gets no request before it has done what the log of the L2 says")
+            lines.append(f"{name} is down: it gets no request before it has done what the log of the L2 says")
+    if options.json:
+        print_json(answer)
+    else:
+        typer.echo("\n".join(lines))
 
 
-def _show_receipt(receipt: dict[str, Any]) -> None:
+def _receipt_lines(receipt: dict[str, Any]) -> list[str]:
     removed = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in receipt["removed"].items())
-    typer.echo(f"forgotten: {removed}; requests in flight whose results are not kept: {receipt['requests_in_flight']}")
+    in_flight = receipt["requests_in_flight"]
+    lines = [f"forgotten: {removed}; requests in flight whose results are not kept: {in_flight}"]
     if receipt.get("widened"):
-        typer.echo(f"more than asked for was forgotten of {', '.join(receipt['widened'])}: the text had no names")
-    typer.echo(f"receipt {receipt['receipt']}, durable on {', '.join(receipt['replicas'])}")
+        lines.append(f"more than asked for was forgotten of {', '.join(receipt['widened'])}: the text had no names")
+    return [*lines, f"receipt {receipt['receipt']}, durable on {', '.join(receipt['replicas'])}"]

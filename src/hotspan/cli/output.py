@@ -66,8 +66,11 @@ def check_writable(path: Path) -> None:
     is_new = not path.exists()
     if not (is_new or path.is_file() or path.is_dir()):
         return  # a pipe, or /dev/stdout
+    if not path.parent.exists():
+        raise ConfigError(
+            f"{path} can't be written: there is no directory {path.parent}: make it, or give another file"
+        )
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.open("ab").close()
         if is_new:
             path.unlink()

@@ -49,9 +49,12 @@ def plan(
     """
     from rich.console import Console
 
-    from hotspan.cli.output import print_json, print_written, stdout_console
+    from hotspan.cli.output import check_writable, print_json, print_written, stdout_console
     from hotspan.core.progress import waiting
 
+    for path in (options.output, options.report):
+        if path is not None:
+            check_writable(path)
     configuration = configuration_of(model, options, context.args)
     directories = [] if not options.is_auto else None if options.disk is None else [options.disk]
     where = None if options.machine is None else machine(options.machine)

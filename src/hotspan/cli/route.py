@@ -77,9 +77,6 @@ def run(
 def replicas(options: ReplicasOptions) -> None:
     """Show the replicas of a running router."""
     answer = options.admin.get(REPLICAS)
-    if options.json:
-        print_json(answer)
-        return
     from rich.table import Table
 
     table = Table("replica", "group", "takes requests", "health", "breaker", "drained", "in flight", "tokens/s")
@@ -89,7 +86,10 @@ def replicas(options: ReplicasOptions) -> None:
             states = (marks["can_take"], each["health"], each["breaker"], marks["is_drained"])
             numbers = (str(each["in_flight"]), f"{each['tokens_per_s']:,.0f}")
             table.add_row(each["replica"], each["group"], *states, *numbers)
-    stdout_console().print(table)
+    if options.json:
+        print_json(answer)
+    else:
+        stdout_console().print(table)
 
 
 @route.command("drain")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hotspan.cli.options import givens_of, runs
-from hotspan.cli.output import print_json, print_written, stdout_console
+from hotspan.cli.output import check_writable, print_json, print_written, stdout_console
 from hotspan.config.kinds import COUNT, NOT_NEGATIVE, TEXTS, between, several
 from hotspan.config.options import build, json_option, option, options_of
 from hotspan.core.trace import read, write
@@ -124,6 +124,9 @@ def _simulate(options: SimulateOptions, recorded: "Recorded", other: Sequence[st
     from hotspan.simulate.shapes import sources
     from hotspan.simulate.show import as_json, print_lines
 
+    for path in (options.write_trace, options.output, options.report):
+        if path is not None:
+            check_writable(path)
     traces = sources(options.trace, options.requests, options.rate_scale)
     if options.write_trace is not None:
         write(options.write_trace, next(iter(traces.values()))(options.seed))

@@ -20,7 +20,7 @@ from hotspan.config.server_settings import ServerSettings
 from hotspan.config.settings import CacheSettings
 from hotspan.config.targets import build_cache, build_server
 from hotspan.config.tenants import Tenants, load_tenants
-from hotspan.config.wrong import together
+from hotspan.config.wrong import each, together
 from hotspan.core.errors import ConfigError
 from hotspan.plan.tiers import Extent
 from hotspan.plan.weights import is_model
@@ -138,8 +138,11 @@ class _Loader:
         self._default()
         settings = resolve(self._givens)
         model = self._model(settings)
-        tenants = _read(settings["tenants"], load_tenants) or Tenants()
-        _refuse_offloading(settings)
+        tenants = Tenants()
+        with each():
+            tenants = _read(settings["tenants"], load_tenants) or tenants
+        with each():
+            _refuse_offloading(settings)
         self._notes += inert_notes(settings, tenants, self._surroundings)
         cache, server = None, ServerSettings()
         with together():
@@ -162,7 +165,8 @@ class _Loader:
 
     def _read_own(self) -> None:
         self._givens += read_command_line(self._command_line) + read_variables(self._surroundings)
-        self._givens += _read(resolve(self._givens).get(CONFIG_FILE.name), read_file) or []
+        with each():
+            self._givens += _read(resolve(self._givens).get(CONFIG_FILE.name), read_file) or []
         model = resolve(self._givens).get("model")
         self._named = None if model is None else model.value
         hub_id = self._surroundings.get("HF_MODEL_ID", "").strip()

@@ -86,6 +86,9 @@ class NodeLog:
                 self._unwritten.append(entry)
         return True
 
+    def is_used(self) -> bool:
+        return bool(self._entries or self._reports)
+
     def begin(self, over: bytes, entry: Entry) -> None:
         if (self._entries[-1].epoch if self._entries else b"") != over:
             return

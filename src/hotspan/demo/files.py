@@ -100,8 +100,13 @@ def publish(directory: Path, marker: dict[str, Any], write: Callable[[Path], Non
     directory = directory.absolute()
     if _holds(directory, marker):
         return
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    except OSError as error:
+        raise ConfigError(
+            f"{directory} can't be made ({error.strerror}): name a directory on a disk, where this user may write"
+        ) from error
     try:
         part.chmod(0o755)  # mkdtemp makes it private, and an engine may run as another user
         write(part)

@@ -19,9 +19,10 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from hotspan.config.connector import HASH, transfer_config
 from hotspan.config.engine_options import split_words
+from hotspan.config.environment import environment
 from hotspan.config.planned import with_named
 from hotspan.config.settings import CacheSettings
-from hotspan.config.wrong import each, is_collecting
+from hotspan.config.wrong import each, is_collecting, together
 from hotspan.core.errors import ConfigError, did_you_mean
 from hotspan.engine.contract import ENGINE, STATES_SINCE, engine_version
 from hotspan.engine.entrypoints import make_arg_parser, validate_parsed_serve_args
@@ -80,7 +81,7 @@ def parse_engine_arguments(model: str, options: Sequence[str], own_options: Sequ
         with each():
             raise ConfigError(_unknown(word, [*known, *own_options]))
     arguments.model = model
-    for wrong in wrong_values(arguments):
+    for wrong in wrong_values(arguments, environment()):
         with each():
             raise ConfigError(wrong)
     _check_draft(draft_model(arguments))
@@ -90,11 +91,17 @@ def parse_engine_arguments(model: str, options: Sequence[str], own_options: Sequ
         given = getattr(arguments, name, None)
         if given != parser.get_default(name) and (name, given) != ("api_server_count", 1):
             raise ConfigError(f"--{name.replace('_', '-')} can't be used: {reason}")
+    with together():
+        _validate(arguments)
+    return arguments
+
+
+def _validate(arguments: Namespace) -> None:
+    """Raise ConfigError for what vLLM's own check of a server's options refuses."""
     try:
         validate_parsed_serve_args(arguments)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"the engine's options contradict each other: {error}") from error
-    return arguments
+    except Exception as error:  # vLLM's code: which errors it raises differs between its versions
+        raise ConfigError(f"the engine refuses these options: {error}") from error
 
 
 def _parsed(parser: _Parser, model: str, options: Sequence[str]) -> tuple[Namespace, list[str]]:

@@ -206,6 +206,10 @@ class LogPage:
 class SharedLog(Protocol):
     """The log of generations that replicas share, and who has read how far. Blocks and raises as ObjectStore does."""
 
+    def is_used(self) -> bool:
+        """Whether a replica has ever used the store, as far as it shows. Begins no log where there is none."""
+        ...
+
     def append(self, scopes: Sequence[Scope], by: str) -> int:
         """Write an entry of one or more scopes, and return its generation.
 

@@ -32,6 +32,11 @@ _EPOCH_EVERY_S = 1.0
 """How often the blob of the epoch is read again. Somebody may delete it alone: who begins then finds no log."""
 
 
+_KINDS = ("epochs", "log", "replicas", "objects")
+_LOOK_AT = 64
+"""Where replicas leave something, and how many names are looked at there."""
+
+
 class ListedBlobs(Blobs, Protocol):
     """Blobs whose names can be listed."""
 
@@ -75,6 +80,9 @@ class BlobLog:
         self._compared_s: float | None = None
         self._end: _End | None = None
         self._epoch_s = 0.0  # when the epoch's own blob was read last
+
+    def is_used(self) -> bool:
+        return any(_is_own(name) for kind in _KINDS for name in self._blobs.list(kind, _LOOK_AT))
 
     def read(self, first: int) -> Stretch | None:
         end = self._end
@@ -251,6 +259,11 @@ def _report_name(replica: bytes) -> str:
 def is_number(name: str) -> bool:
     """Whether a name is a number, of an epoch or of an entry."""
     return len(name) == 16 and set(name) <= set("0123456789abcdef")
+
+
+def _is_own(name: str) -> bool:
+    """Whether a replica gave that name to something. Directories of others may be called epochs or log, too."""
+    return len(name) >= 16 and not set(name) - set("0123456789abcdef")
 
 
 def _parts(epoch: bytes, numbers: Sequence[int]) -> list[Part]:

@@ -95,6 +95,10 @@ class Stretch(NamedTuple):
 class LogMedium(Protocol):
     """A log that is never empty: it begins with an entry that has no body."""
 
+    def is_used(self) -> bool:
+        """Whether there is a log, a report or an object: a replica has been here. Changes nothing."""
+        ...
+
     def read(self, first: int) -> Stretch | None:
         """The entries from number `first` on. None if there is no log."""
         ...

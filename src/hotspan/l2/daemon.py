@@ -219,6 +219,9 @@ class DaemonLogMedium:
         self._client = client
         self._deadline_s = deadline_s
 
+    def is_used(self) -> bool:
+        return bool(self._ask(Operation.LOG_READ, LOG_READ.pack(0, 0)))  # a daemon begins its log when it starts
+
     def read(self, first: int) -> Stretch | None:
         data, oldest, size = bytearray(), None, 0
         for _ in range(_MAX_LOG_BYTES // _LOG_PART_BYTES):

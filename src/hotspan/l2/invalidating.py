@@ -31,6 +31,7 @@ class Written:
 
 def invalidate_shared(
     store: ObjectStore,
+    where: str,
     scopes: Sequence[Scope],
     clock: Clock,
     wait_s: float = WITNESS_S,
@@ -38,9 +39,16 @@ def invalidate_shared(
 ) -> Written:
     """Write an invalidation to a store's log, and wait for the replicas that are alive to read it.
 
+    where:  what errors call the store.
     Blocks: for the store, and up to `wait_s` for the replicas.
-    Raises: ConfigError for a store whose log no other process reads; OSError if it can't be written.
+    Raises: ConfigError for a place that no replica ever used, which stays as it is, and for a store whose log no other
+            process reads; OSError if it can't be written.
     """
+    if store.log is not None and not store.log.is_used():
+        raise ConfigError(
+            f"there is no L2 here: {where} has no log, no object and no report of a replica. Give the URL, and the "
+            "--l2-option prefix if any, that the replicas were given. Nothing was written, and nothing is forgotten"
+        )
     if store.log is None or not store.log.read(0).is_shared:
         raise ConfigError(
             "this store keeps no log of invalidations that replicas share: give the URL of the log that they were "

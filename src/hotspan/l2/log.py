@@ -66,6 +66,9 @@ class SharedInvalidationLog:
         """Read the epoch before it is used again: a call of the medium failed, which may have lost everything."""
         self._read_s = _NEVER_S
 
+    def is_used(self) -> bool:
+        return self._medium.is_used()
+
     def append(self, scopes: Sequence[Scope], by: str) -> int:
         while True:
             known = self._known if self._known.epoch else self._latest()
@@ -173,6 +176,9 @@ class VolatileLog:
     def has_forgotten(self) -> bool:
         """Whether it had more entries than it keeps."""
         return self._floor != self._began
+
+    def is_used(self) -> bool:
+        return True  # by this process
 
     def append(self, scopes: Sequence[Scope], by: str) -> int:
         with self._lock:

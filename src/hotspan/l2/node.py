@@ -118,6 +118,9 @@ class ChosenLog:
         """Whether it is the daemon's by now."""
         return self._is_shared
 
+    def is_used(self) -> bool:
+        return self._chosen().is_used()
+
     def append(self, scopes: Sequence[Scope], by: str) -> int:
         with self._choosing:
             if not self._chooses_shared():

@@ -173,6 +173,10 @@ class RedisLog:
         self.key = f"{prefix}:{{log}}"
         self._servers = servers
 
+    def is_used(self) -> bool:
+        # Objects are of the log's epoch: without a log nobody finds one again.
+        return bool(self._ask(_number, "EXISTS", self.key, f"{self.key}:replicas"))
+
     def read(self, first: int) -> Stretch | None:
         # The oldest is asked for last: a log that begins anew meanwhile is seen to be another one. No script: a full
         # server runs none.

@@ -35,6 +35,9 @@ def log_of(store: ObjectStore) -> SharedLog:
 class SharedLogTests(StoreFixtures):
     """Of every store with a log."""
 
+    BEGINS_ITSELF = False
+    """Whether the server begins the log, before any replica comes."""
+
     def lose_log(self, store: ObjectStore) -> None:
         """Make the log one that has lost entries which `store` had read: somebody asks for more than there ever was."""
         log_of(store).read(log_of(store).read(0).generation + 1000)
@@ -46,6 +49,17 @@ class SharedLogTests(StoreFixtures):
         assert len({page.epoch for page in pages}) == 1 and len(pages[0].epoch) == 16
         assert {page.generation for page in pages} == {pages[0].floor} and not any(page.entries for page in pages)
         assert abs(pages[0].floor - before_ms) < 60_000
+
+    def test_who_asks_whether_a_store_is_used_leaves_nothing(self, store: ObjectStore, other: ObjectStore) -> None:
+        """A new one is not, however often it is asked; one with a log is, and so is one with only a report."""
+        for each in (store, other, store):
+            assert log_of(each).is_used() == self.BEGINS_ITSELF
+        log_of(store).report("replica", 1, 60)
+        assert log_of(other).is_used()
+        log_of(store).forget("replica")
+        assert log_of(other).is_used() == self.BEGINS_ITSELF
+        log_of(store).read(0)
+        assert log_of(other).is_used()
 
     @pytest.mark.parametrize(
         "scope",

@@ -280,6 +280,17 @@ def test_counts_of_blended_tokens() -> None:
     assert {name: details[name] for name in counts} == counts and details["cached_tokens"] == 128
 
 
+def test_counts_of_a_list_of_texts() -> None:
+    """A text that is alone in its list has the counts of its usage; of several, whose usage is a sum, none is told."""
+    usage = {"completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 128}}
+    said = [choice(index=at, text="a", token_ids=[1]) for at in range(2)]
+    said = [each | {"logprobs": {"tokens": ["a"], "token_logprobs": [-1.0]}} for each in said]
+    for texts, counts in ((["Say"], [128]), (["Say", "Tell"], [None, None])):
+        asked = Generation.parse({"inputs": texts, "parameters": {"details": True}})
+        answers = asked.answer({"choices": said[: len(texts)], "usage": usage})
+        assert [each["details"].get("cached_tokens") for each in answers] == counts
+
+
 @pytest.mark.parametrize("inputs", [None, "", [], ["a", ""], [1], {"a": 1}])
 def test_embeddings_refuse(inputs: Any) -> None:
     """What is no text and no list of texts has no embedding."""

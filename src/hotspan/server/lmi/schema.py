@@ -90,7 +90,9 @@ class Generation:
         if isinstance(self.inputs, str):
             return self._answer(self.inputs, choices, _counts(completion))
         each = len(choices) // len(self.inputs)
-        return [self._answer(text, choices[each * at : each * (at + 1)], {}) for at, text in enumerate(self.inputs)]
+        # The engine's usage adds up all texts of a list: what it counts is known of a text that is alone in one.
+        counts = _counts(completion) if len(self.inputs) == 1 else {}
+        return [self._answer(text, choices[each * at : each * (at + 1)], counts) for at, text in enumerate(self.inputs)]
 
     def text(self, inputs: str, generated: str) -> str:
         """The text that is answered."""
