@@ -11,12 +11,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx
 import pytest
 
 from hotspan.demo.trained import trained_model
+from hotspan.l2.file import FileStore
 from hotspan.tiers.directory import open_directory
 from kit.ports import free_port
 from tests.docs.pasted import HOW, ROOT, Checked, Elsewhere, LeftOut, Pasted, Runs, Starts, commands, filled, how
@@ -114,7 +116,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     shutil.copy(ROOT / "examples" / "multi_tenant" / "tenants.yaml", tenants)
     tenants.chmod(0o600)
     open_directory(directory / "hotspan", 1 << 16, 1 << 20).close()  # a disk tier's that no server uses
-    (directory / "shared" / "hotspan").mkdir(parents=True)
+    with closing(FileStore(directory / "shared" / "hotspan")) as l2:
+        l2.log.read(0)  # as its first replica does
     port = 8080  # where the pages' commands ask
     found = House(directory, model, port)
     served = ["--ram-gib", "0.5", "--disk", str(directory / "kv"), "--disk-gib", "1", *SMALL]
