@@ -23,6 +23,7 @@ CLIENTS_ONLY = {"hotspan ab": "sends completions and asks for the list of models
 READERS = {
     "cli/admin_client.py": "sends it",
     "cli/bench.py": "for the page of metrics",
+    "cli/checking.py": "the server's own, which it would be started with",
     "cli/keys.py": "hands it to the admin client",
     "cli/plan.py": "hands it to the admin client",
     "cli/plan_options.py": "has the option",
