@@ -241,6 +241,21 @@ def test_many_sessions_of_one_tenant_cost_another_none(
     assert [turn.source.is_own for turn in turns] == [True]
 
 
+def test_sessions_without_chunks_are_not_forgotten_for_others_chunks(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where chunks are too many, the oldest session that has any gives them up, and stays known."""
+    monkeypatch.setattr(module, "MAX_CHUNKS", 2 * len(TEXT))
+    for number in range(5):
+        sessions.rhythm.arrive(SessionId(2, number))
+    for number in range(5, 10):
+        sessions.rhythm.arrive(SessionId(2, number))
+        sessions.rhythm.end(SessionId(2, number), TEXT)
+    sessions.rhythm.check()
+    kept = sessions.rhythm._sessions[2]
+    assert len(kept) == 10 and [known.number for known, each in kept.items() if each.chunks] == [8, 9]
+
+
 @given(st.lists(st.floats(0.0, 120.0), min_size=OWN_GAPS, max_size=20))
 def test_nothing_is_held_for_long(gaps_s: list[float]) -> None:
     """Whatever the gaps: what is announced is held for at most the bound, and past the longest likely gap."""

@@ -1,5 +1,6 @@
 """`hotspan config`, and how `hotspan serve` takes its configuration."""
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 import hotspan.server.run
+from hotspan.cli.checking import check_place
 from hotspan.cli.flags import OWN_OPTIONS
 from hotspan.cli.main import app
 from hotspan.config.keys import BY_NAME
+from hotspan.core.errors import ConfigError
 from hotspan.core.types import GIB
 from hotspan.server.options import ServeOptions
 
@@ -152,11 +155,11 @@ def test_what_the_engine_refuses_is_one_line(model: Path, words: tuple[str, ...]
         (("--override-generation-config", "[]"), "--override-generation-config is []: give a JSON object"),
         (("--reasoning-parser", "nosuch"), "--reasoning-parser nosuch: give one of"),
         (("--reasoning-parser", "deepseek_r2"), "--reasoning-parser deepseek_r2: did you mean"),
-        (("--tool-call-parser", "nosuch"), "--tool-call-parser nosuch: give one of"),
+        (("--enable-auto-tool-choice", "--tool-call-parser", "nosuch"), "--tool-call-parser nosuch: give one of"),
         (("--disk", "/etc/hostname", "--disk-gib", "1"), "--disk /etc/hostname: /etc/hostname is no directory"),
         (("--disk", "/etc/hostname/x", "--disk-gib", "1"), "/etc/hostname is no directory"),
-        (("--disk", "/proc/x", "--disk-gib", "1"), "--disk /proc/x: the file system of /proc holds no data"),
-        (("--l2", "file:///proc/x"), "--l2 /proc/x: the file system of /proc holds no data"),
+        (("--disk", "/proc/x", "--disk-gib", "1"), "--disk /proc/x: /proc holds no data"),
+        (("--l2", "file:///proc/x"), "--l2 /proc/x: /proc holds no data"),
     ],
 )
 def test_a_value_that_can_not_work_is_not_sound(model: Path, words: tuple[str, ...], expected: str) -> None:
@@ -170,6 +173,7 @@ def test_a_value_that_can_not_work_is_not_sound(model: Path, words: tuple[str, .
     ("config", "variables"),
     [
         ({"rope_scaling": {"factor": 8.0}}, {}),
+        ({"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0}}}, {}),
         ({"model_max_length": 1 << 20}, {}),
         ({}, {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}),
     ],
@@ -181,6 +185,15 @@ def test_a_length_that_the_model_may_have_is_vllms_to_judge(
     (model / "config.json").write_text(json.dumps({"max_position_embeddings": 32768} | config))
     done = run("config", "check", str(model), "--max-model-len", "65536", variables=variables)
     assert done.exit_code == 0, done.output
+
+
+def test_a_place_that_may_not_be_searched_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path, **_: object) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "exists", refused)
+    with pytest.raises(ConfigError, match="--disk /private/x: /private/x: Permission denied"):
+        check_place("--disk", Path("/private/x"))
 
 
 def test_an_unreadable_file_or_a_missing_model_hides_nothing_else(model: Path) -> None:

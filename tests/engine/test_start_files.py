@@ -43,14 +43,18 @@ def test_kv_of_files_that_were_replaced_meanwhile_is_not_found(
         engine.check()
 
 
-def test_an_engine_whose_files_nobody_noted_has_a_name_of_its_own(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_older", [True, False])
+def test_files_that_nobody_noted_are_known_by_their_times(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, is_older: bool
 ) -> None:
+    """A vLLM that is told to load other plugins alone notes none: files of before its process are as they were."""
     with core(tiny_model) as engine:
         known = engine.manager.namespace
     monkeypatch.setattr(start_files, "note_files", lambda config: None)
+    began_s = (tiny_model / "model.safetensors").stat().st_ctime + (10 if is_older else -10)
+    monkeypatch.setattr(start_files.psutil.Process, "create_time", lambda process: began_s)
     with core(tiny_model) as engine:
-        assert engine.manager.namespace != known
+        assert (engine.manager.namespace == known) is is_older
 
 
 def config_of(model: Path, draft: Path | None = None, scales: Path | None = None) -> Any:

@@ -13,7 +13,7 @@ import pytest
 
 from hotspan.core.errors import FormatterError
 from hotspan.formatters import Formatters, load_formatters
-from hotspan.formatters.calls import MAX_HUNG, MAX_RUNNING, Threads
+from hotspan.formatters.calls import MAX_HUNG, MAX_OF_ALL, MAX_RUNNING, Threads
 from hotspan.formatters.turns import Turns
 from tests.bench.simulated import in_stepped_time, pass_time
 from tests.formatters.conftest import Write
@@ -197,6 +197,33 @@ async def test_a_tenants_slow_inputs_leave_others_their_turns(gated: Formatters)
     assert (await failure(gated, owner="a")).about == "model"
     for _ in range(3 * MAX_RUNNING):
         assert await gated.input(None, {"hangs": False}, {}, "b") == {"most": MAX_RUNNING + 1}
+
+
+@in_stepped_time
+async def test_hung_calls_of_all_tenants_are_refused_to_the_next_at_once(gated: Formatters) -> None:
+    """When every turn hangs, it is the formatter that is ill, not the tenant that asks next."""
+    hung = [asyncio.create_task(gated.input(None, {}, {}, owner)) for owner in "abcd" for _ in range(MAX_HUNG)]
+    await pass_time(LIMIT_S + 0.1)
+    await asyncio.gather(*hung, return_exceptions=True)
+    error = await failure(gated, owner="e")  # no time passes
+    assert (error.status, error.about) == (503, "model") and f"{MAX_OF_ALL} earlier calls hang" in str(error)
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+async def test_who_is_cancelled_as_its_turn_comes_loses_none(is_alone: bool) -> None:
+    """Its task learns of it a turn of the loop later; the turn is the next one's, or free."""
+    turns = Turns(1, 1)
+    await turns.take("a")
+    leaves = asyncio.create_task(turns.take("b"))
+    stays = None if is_alone else asyncio.create_task(turns.take("b"))
+    await asyncio.sleep(0)
+    leaves.cancel()
+    turns.give("a")
+    with pytest.raises(asyncio.CancelledError):
+        await leaves
+    if stays is not None:
+        await stays
+    assert turns.taken == (not is_alone) and not turns._waiting
 
 
 async def test_turns_go_from_owner_to_owner() -> None:

@@ -10,11 +10,13 @@ import pytest
 
 import hotspan.http
 from hotspan.core.credentials import key_digest
+from hotspan.core.errors import ConfigError
 from hotspan.core.types import MIB
 from hotspan.daemon.pool import Pool
 from hotspan.daemon.routes import Routes
 from hotspan.http.errors import HttpError
 from hotspan.http.hosts import Hosts
+from hotspan.http.options import allowed
 from hotspan.server.policy import Gate, access_table
 from hotspan.server.principal import Credentials
 from hotspan.testing.clock import SimulatedClock
@@ -108,15 +110,31 @@ def test_pages_of_this_machine_are_taken(origin: str, is_taken: bool) -> None:
     """A page may open a websocket, or post without being asked first, if its site is this server or this machine, or
     has a name that was given; an address alone is none, since any site can have one."""
     hosts, headers = Hosts(["given.example", "here.example"]), {"host": "10.0.0.9:8000", "origin": origin}
-    for method in (None, "POST", "DELETE"):
+    for method in (None, "POST"):
         with contextlib.nullcontext() if is_taken else pytest.raises(HttpError, match="this machine's pages"):
             hosts.check(method, headers | {"content-type": FORM})
     hosts.check("GET", headers)
-    hosts.check(
-        "POST", headers | {"content-type": "application/json; charset=utf-8"}
-    )  # the browser asked before (CORS)
+    for method in ("POST", "PUT", "DELETE"):  # the browser asked before (CORS)
+        hosts.check(method, headers | {"content-type": "application/json; charset=utf-8"})
+    hosts.check("DELETE", headers)
     for allowing in (Hosts(["*"]), Hosts(origins=[PAGE, origin]), Hosts(origins=["*"])):
         allowing.check(None, headers)
+
+
+def test_a_page_of_the_proxy_in_front_is_taken() -> None:
+    """A proxy names the host that was asked, and sends its own; no page can say so without having asked first."""
+    hosts, page = Hosts(), {"origin": "https://llm.corp.example", "content-type": "multipart/form-data; boundary=x"}
+    for method in (None, "POST"):
+        for said in ("llm.corp.example", "LLM.corp.example:443, proxy.example"):
+            hosts.check(method, page | {"host": "127.0.0.1:8080", "x-forwarded-host": said})
+        with pytest.raises(HttpError):
+            hosts.check(method, page | {"host": "127.0.0.1:8080", "x-forwarded-host": "other.example"})
+
+
+@pytest.mark.parametrize("allowed_origins", ["[1]", [None], "{"])
+def test_origins_that_are_no_text_are_a_clear_error(allowed_origins: object) -> None:
+    with pytest.raises(ConfigError, match="give a JSON list of text"):
+        allowed({"allowed_origins": allowed_origins}, "origins")
 
 
 @pytest.mark.parametrize("path", ["/v1/realtime", "/v1/models"])

@@ -156,6 +156,14 @@ async def test_no_copy_is_made_of_a_request_from_before_an_invalidation(path: st
         assert [path for _, path, *_ in canary.asked].count(CHAT) == 1
 
 
+async def test_what_has_no_prompt_is_not_comparable() -> None:
+    """It is no copy that was dropped, whatever is invalidated."""
+    async with replicas(chats("abc"), chats("abc")) as (main, canary), shadowed([main, canary]) as at:
+        async with at.client.get(f"{at.url}/v1/responses/resp_1") as answer:
+            await answer.read()
+        assert await outcomes(at, 1) == {"not_comparable": 1.0}
+
+
 async def test_a_candidate_that_drifts_is_rolled_back(caplog: pytest.LogCaptureFixture) -> None:
     """It gets no request any more, of its share of the split neither; metric, log and admin say so; a reset ends it."""
     split = {"shares": {"canary": 0.5}}

@@ -242,15 +242,18 @@ class Rhythm:
         return tenant
 
     def _forget_oldest(self) -> None:
-        while self._count > MAX_SESSIONS or self._all_chunks > MAX_CHUNKS:
-            sizes = {tenant: len(own) for tenant, own in self._sessions.items()}
-            most = sizes if self._count > MAX_SESSIONS else self._chunks
-            tenant = max(most, key=most.__getitem__)
+        """Of the tenant that has most: of its sessions, or of their chunks, whichever are too many."""
+        while self._count > MAX_SESSIONS:
+            tenant = max(self._sessions, key=lambda each: len(self._sessions[each]))
             known, oldest = self._sessions[tenant].popitem(last=False)
             if not self._sessions[tenant]:
                 del self._sessions[tenant]
             self._count -= 1
             self._cancel(known, oldest)
+        while self._all_chunks > MAX_CHUNKS:
+            tenant = max(self._chunks, key=self._chunks.__getitem__)
+            known = next(each for each, session in self._sessions[tenant].items() if session.chunks)
+            self._cancel(known, self._sessions[tenant][known])
 
     def _cancel(self, known: SessionId, session: _Session) -> None:
         """Its next turn is not announced."""

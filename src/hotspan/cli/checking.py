@@ -70,7 +70,7 @@ def _check_each(options: "ServeOptions", settings: Settings) -> None:
 
 def _check_port(name: str, port: int | None) -> None:
     if port is not None and not 0 <= port <= _MAX_PORT:
-        raise ConfigError(f"--{name.replace('_', '-')} {port} is no port: give one from 1 to {_MAX_PORT}")
+        raise ConfigError(f"--{name.replace('_', '-')} {port} is no port: give one from 0 to {_MAX_PORT}")
 
 
 def _places(options: "ServeOptions") -> Iterator[tuple[str, Path]]:
@@ -85,11 +85,15 @@ def _places(options: "ServeOptions") -> Iterator[tuple[str, Path]]:
 def check_place(flag: str, directory: Path) -> None:
     """Raise ConfigError if a directory can't be one that this user writes, or makes. Nothing is made."""
     path = directory
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    if not path.is_dir():
+    try:
+        while not path.exists() and path != path.parent:
+            path = path.parent
+        is_directory = path.is_dir()
+    except OSError as error:
+        raise ConfigError(f"{flag} {directory}: {path}: {error.strerror}: give another path") from error
+    if not is_directory:
         raise ConfigError(f"{flag} {directory}: {path} is no directory: give another path")
-    if not os.statvfs(path).f_blocks:
-        raise ConfigError(f"{flag} {directory}: the file system of {path} holds no data: give a directory on a disk")
+    if path.is_relative_to("/proc") or path.is_relative_to("/sys"):
+        raise ConfigError(f"{flag} {directory}: {path} holds no data: give a directory on a disk")
     if not os.access(path, os.W_OK | os.X_OK):
         raise ConfigError(f"{flag} {directory}: this user may not write in {path}: change its mode, or give another")

@@ -179,7 +179,7 @@ class HotspanConnector(OffloadingConnector):
             if is_engine_core():
                 end_with_parent()
             offer_utility("hotspan", lambda core, command: core.scheduler.connector.administrator.do(command))
-            mend_scheduler(self.manager.has_failed_load)
+            mend_scheduler(self.manager)
             watch_executors(_follow)
             watch_ends(_finish_stores)
             for close in () if settings.is_served else open_controls(self.administrator, vllm_config):

@@ -8,9 +8,10 @@ before 0.30    A load that failed is told by its blocks, which models with sever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import wraps
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakSet
 
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
@@ -21,22 +22,33 @@ _schedule = Scheduler.schedule
 _end_transfers = Scheduler._update_from_kv_xfer_finished
 
 
-def mend_scheduler(has_failed: Callable[[str], bool]) -> None:
-    """Mutates: vLLM's class, for all engine cores of this process.
+class FailedLoads(Protocol):
+    """What knows of the failed loads of one engine."""
 
-    has_failed: whether a request's load has failed, by the request's id. Only the last caller is asked.
-    """
+    def has_failed_load(self, request_id: str) -> bool:
+        """Whether a request's load has failed."""
+        ...
+
+
+_engines: WeakSet[FailedLoads] = WeakSet()
+"""Those of this process. Who is asked for another's request knows nothing of it, or lets it be computed."""
+
+
+def mend_scheduler(engine: FailedLoads) -> None:
+    """Mutates: vLLM's class, for all engine cores of this process."""
     if ENGINE < (0, 31):
         Scheduler.schedule = _ended_first
     if ENGINE < (0, 30):
+        _engines.add(engine)
+        Scheduler._update_from_kv_xfer_finished = _failed_told
 
-        @wraps(_end_transfers)
-        def end_transfers(scheduler: Any, output: Any) -> None:
-            ended = [scheduler.requests[name] for name in output.finished_recving or () if has_failed(name)]
-            tell_failed(scheduler, ended)
-            _end_transfers(scheduler, output)
 
-        Scheduler._update_from_kv_xfer_finished = end_transfers
+@wraps(_end_transfers)
+def _failed_told(scheduler: Any, output: Any) -> None:
+    engines, ended = list(_engines), output.finished_recving or ()
+    failed = [name for name in ended if any(engine.has_failed_load(name) for engine in engines)]
+    tell_failed(scheduler, [scheduler.requests[name] for name in failed])
+    _end_transfers(scheduler, output)
 
 
 @wraps(_schedule)
@@ -47,10 +59,12 @@ def _ended_first(scheduler: Any, *given: Any, **named: Any) -> Any:
 
 
 def advance(queue: Any, ended: set[str]) -> None:
-    """Let requests whose loads have ended go first. A queue by priority keeps its order. Mutates: `queue`."""
+    """Let requests whose loads have ended go first, also in a queue by priority. Mutates: `queue`, and the requests."""
     first = [request for request in queue if request.request_id in ended]
+    least = min((request.priority for request in queue), default=0)
     queue.remove_requests(first)
     for request in reversed(first):
+        request.priority = min(request.priority, least - 1)
         queue.prepend_request(request)
 
 

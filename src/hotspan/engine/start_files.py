@@ -10,6 +10,9 @@ import secrets
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from weakref import finalize
+
+import psutil
 
 from hotspan.engine.fingerprint import State, decides_kv, state_of
 
@@ -18,8 +21,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_NOTE: Final = "hotspan_files"
-"""The attribute of vLLM's configuration that has the files' states."""
+_noted: "dict[int, dict[Path, State]]" = {}
+"""The files' states by the id of vLLM's configuration, which can't be a key and takes no more attributes."""
 
 _BLOBS: Final = "blobs"
 """In a hub's cache the directory of files that are named by their content, and never written again."""
@@ -47,9 +50,10 @@ def watch_starts() -> None:
 
 
 def note_files(vllm_config: Any) -> None:
-    """Note the files that the workers are about to read. Mutates: the configuration."""
+    """Note the files that the workers are about to read, for as long as the configuration lives."""
     try:
-        setattr(vllm_config, _NOTE, _files(vllm_config))
+        _noted[id(vllm_config)] = _files(vllm_config)
+        finalize(vllm_config, _noted.pop, id(vllm_config), None)
     except Exception as error:  # the start goes on, and its KV has no lasting name
         logger.warning("files_not_noted error=%s", str(error))
 
@@ -70,15 +74,16 @@ def of_same_files(vllm_config: Any, fields: "Fields") -> "Fields":
 
 
 def changed_files(vllm_config: Any) -> list[str]:
-    """The files that decide KV and are not those that were noted, by path; "?" if none were.
+    """The files that decide KV and are not those that were noted, by path.
 
+    Where none were, in a vLLM that was told to load other plugins alone, those that changed after this process began.
     A file of a hub's cache that came meanwhile was fetched by a worker, and is what its name says.
     Raises: OSError.
     """
-    before: dict[Path, State] | None = getattr(vllm_config, _NOTE, None)
+    before, now = _noted.get(id(vllm_config)), _files(vllm_config)
     if before is None:
-        return ["?"]
-    now = _files(vllm_config)
+        began_ns = psutil.Process().create_time() * 1e9
+        before = {path: state for path, state in now.items() if max(state[1], state[2]) < began_ns}
     changed = [path for path in before.keys() | now.keys() if before.get(path) != now.get(path)]
     return sorted(str(path) for path in changed if path in before or not _is_fetched(path))
 

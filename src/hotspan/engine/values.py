@@ -82,6 +82,8 @@ def _unknown_parsers(arguments: Namespace) -> Iterator[str]:
     }
     for name, (registered, plugin) in known.items():
         given = getattr(arguments, name, None)
+        if name == "tool_call_parser" and not getattr(arguments, "enable_auto_tool_choice", False):
+            continue  # it is not looked up
         if given and not getattr(arguments, plugin, None) and given not in (names := sorted(registered())):
             otherwise = f"give one of {', '.join(names)}"
             yield f"{_flag(name)} {given}: {did_you_mean(given, names, otherwise)}"
@@ -93,7 +95,9 @@ def _longest(arguments: Namespace) -> int | None:
     Positions may be scaled, overridden, or in fields that vLLM reads and this does not: then vLLM decides at the start.
     """
     asked = arguments.max_model_len or 0
-    if asked <= 0 or arguments.hf_overrides:
+    if asked <= 0 or arguments.hf_overrides or getattr(arguments, "hf_config_path", None):
+        return None
+    if any(Path(arguments.model).glob("sentence_*_config.json")):
         return None
     try:
         config = json.loads((Path(arguments.model) / "config.json").read_text())
@@ -102,7 +106,7 @@ def _longest(arguments: Namespace) -> int | None:
         longest = int(text["max_position_embeddings"])
     except (OSError, AttributeError, *MALFORMED):
         return None
-    is_scaled = "model_max_length" in text or any("factor" in str(name) for name in scaling)
+    is_scaled = "model_max_length" in text or "factor" in json.dumps(scaling)  # by layer types, in parts
     return longest if asked > longest > 0 and not is_scaled else None
 
 

@@ -26,7 +26,7 @@ turn."""
 
 MAX_HUNG = 4
 """An owner's calls of one formatter that are over their time and have not ended; with so many it is not called any more
-for that owner."""
+for that owner, and with MAX_OF_ALL of any for nobody."""
 
 _RETURNS: dict[Phase, tuple[type, ...]] = {Phase.INPUT: (dict,), Phase.OUTPUT: (dict, str, bytes)}
 _MAX_TEXT = 300
@@ -105,9 +105,9 @@ class Calls:
                 formatter fails, 504 if it takes too long, 503 if it has no turn in that time, or too many calls hang.
         """
         loop = asyncio.get_running_loop()
-        hung = sum(whose == owner and loop.time() - at_s > self._timeout_s for whose, at_s in self._began.values())
-        if hung >= MAX_HUNG:
-            raise self._failure(503, f"is not called: {hung} earlier calls hang. Correct it, and load it again")
+        hung = [whose for whose, at_s in self._began.values() if loop.time() - at_s > self._timeout_s]
+        if hung.count(owner) >= MAX_HUNG or len(hung) >= MAX_OF_ALL:
+            raise self._failure(503, f"is not called: {len(hung)} earlier calls hang. Correct it, and load it again")
         deadline = loop.time() + self._timeout_s
         try:
             async with asyncio.timeout_at(deadline):

@@ -44,7 +44,11 @@ class Turns:
         self._serve()
 
     def _leave(self, owner: Hashable, came: "asyncio.Future[None]") -> None:
-        self._waiting[owner].remove(came)
+        if came in self._waiting.get(owner, ()):
+            self._waiting[owner].remove(came)
+            self._forget_if_none(owner)
+
+    def _forget_if_none(self, owner: Hashable) -> None:
         if not self._waiting[owner]:
             del self._waiting[owner]
 
@@ -56,7 +60,7 @@ class Turns:
                 return
             came = self._waiting[owner].popleft()
             self._waiting.move_to_end(owner)
-            if not self._waiting[owner]:
-                del self._waiting[owner]
-            self._taken[owner] += 1
-            came.set_result(None)
+            self._forget_if_none(owner)
+            if not came.done():  # else it was cancelled in this turn of the loop, and its task is about to learn it
+                self._taken[owner] += 1
+                came.set_result(None)

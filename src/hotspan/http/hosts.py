@@ -18,7 +18,8 @@ from hotspan.http.exchange import JSON
 
 ANY = "*"
 
-_READS = ("GET", "HEAD", "OPTIONS", "TRACE")
+_FORMS = ("", "text/plain", "multipart/form-data", "application/x-www-form-urlencoded")
+"""Types that a page of any site may post without asking first, as a form does (https://fetch.spec.whatwg.org)."""
 
 
 class Hosts:
@@ -41,9 +42,10 @@ class Hosts:
 
     def check(self, method: str | None, headers: Mapping[str, str]) -> None:
         """Raise HttpError 421 for a name that is not one of these, 403 for what a page of another site sends without
-        having asked first: a websocket, or a post that is not JSON.
+        having asked first: a websocket, or a post of a form's types.
 
-        method: None for a websocket.
+        method: None for a websocket. A page's own name is that of `Host`, or what a proxy says that it was: no page can
+        send `X-Forwarded-Host` without having asked.
         """
         host, origin = headers.get("host", ""), headers.get("origin", "").strip().lower()
         if not self.takes(host):
@@ -53,16 +55,19 @@ class Hosts:
             )
             raise HttpError(421, message, code="misdirected_request")
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        has_asked = method in _READS or (method is not None and kind == JSON)
-        if origin and not has_asked and not self._takes_page(origin, host):
+        has_asked = method is not None and (method != "POST" or kind not in _FORMS)
+        own = {_name_of(each.strip().lower()) for each in (host, headers.get("x-forwarded-host", "").partition(",")[0])}
+        if origin and not has_asked and not self._takes_page(origin, own):
             message = (
                 f"nobody needs a key here, so only this machine's pages may send this, and {origin[:200]!r} is none of "
                 f"them: give its name with --allowed-host, or post {JSON}"
             )
             raise HttpError(403, message, code="permission_denied")
 
-    def _takes_page(self, origin: str, host: str) -> bool:
-        """Whether a page is this server's own, this machine's, or of one of the names. Any site can have an address."""
+    def _takes_page(self, origin: str, own: set[str]) -> bool:
+        """Whether a page is one of the server's own names, this machine's, or of one of those that were given. Any site
+        can have an address.
+        """
         if ANY in self._names or not {ANY, origin}.isdisjoint(self._origins):
             return True
         try:
@@ -70,7 +75,7 @@ class Hosts:
         except ValueError:
             return False
         is_elsewhere = _is_address(name) and not is_loopback(name.strip("[]")) and name not in self._names
-        return bool(name) and (name == _name_of(host.strip().lower()) or (not is_elsewhere and self.takes(name)))
+        return bool(name) and (name in own or (not is_elsewhere and self.takes(name)))
 
 
 def _name_of(host: str) -> str:

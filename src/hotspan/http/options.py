@@ -58,11 +58,14 @@ def allowed(values: Mapping[str, Any], what: str) -> list[str]:
     """The origins, methods or headers that are allowed (CORS). Raises: ConfigError for an option that is not a list."""
     name = f"allowed_{what}"
     given = values.get(name) or []
+    wrong = ConfigError(f'--allowed-{what} is {given!r}: give a JSON list of text, such as ["https://a.example"]')
     try:
-        return list(json.loads(given) if isinstance(given, str) else given)
+        found = list(json.loads(given) if isinstance(given, str) else given)
     except (TypeError, ValueError) as error:
-        flag = f"--allowed-{what}"
-        raise ConfigError(f'{flag} is {given!r}: give a JSON list of text, such as ["https://a.example"]') from error
+        raise wrong from error
+    if not all(isinstance(each, str) for each in found):
+        raise wrong
+    return found
 
 
 def with_cors(app: ASGIApp, values: Mapping[str, Any]) -> ASGIApp:

@@ -119,17 +119,18 @@ class Shadows(Collector):
         """The copies of a request that `replica` answers; none if it is not drawn, or can't be compared.
 
         Comparable are completions at temperature 0 with one answer, of at most 256 KiB. since: `withdrawals` when the
-        request began; what began before the end of an invalidation is not copied.
+        request began, -1 for one without a prompt; what began before the end of an invalidation is not copied.
         """
         drawn = self._drawn(replica) if self._groups else []
-        if drawn and (since != self.withdrawals or self._withdrawing):
+        if drawn and since >= 0 and (since != self.withdrawals or self._withdrawing):
             for group in drawn:
                 group.outcomes["dropped"] += 1
             return []
         if not drawn:
             return []
         kind = answer.header("content-type")
-        copied = comparable(exchange, body) if answer.status == 200 and not answer.header("content-encoding") else None
+        is_plain = since >= 0 and answer.status == 200 and not answer.header("content-encoding")
+        copied = comparable(exchange, body) if is_plain else None
         if copied is None:
             for group in drawn:
                 group.outcomes["not_comparable"] += 1

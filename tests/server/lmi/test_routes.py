@@ -14,7 +14,7 @@ from hotspan.http.errors import HttpError
 from hotspan.http.paths import OPENAI, WORK
 from hotspan.server.front import Front
 from hotspan.server.lmi.request import chosen_schema
-from hotspan.server.principal import Principal, asking
+from hotspan.server.principal import Principal, asking, current_tenant
 from tests.bench.simulated import in_simulated_time
 
 from .fake_engine import FakeEngine, Step
@@ -52,7 +52,7 @@ class FakeFormatters:
     def __init__(self, *, has_input: bool = False, has_output: bool = False, fails_at: int | None = None) -> None:
         self._has_input, self._has_output, self._fails_at = has_input, has_output, fails_at
         self.calls = 0
-        self.asked: list[tuple[str | None, dict[str, str]]] = []
+        self.asked: list[tuple[str | None, dict[str, str], str]] = []
 
     @property
     def is_empty(self) -> bool:
@@ -64,13 +64,15 @@ class FakeFormatters:
     def has_output(self, adapter: str | None) -> bool:
         return self._has_output
 
-    async def input(self, adapter: str | None, payload: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-        self.asked.append((adapter, dict(headers)))
+    async def input(
+        self, adapter: str | None, payload: dict[str, Any], headers: Mapping[str, str], owner: str | None
+    ) -> dict[str, Any]:
+        self.asked.append((adapter, dict(headers), owner))
         if "question" not in payload:
             raise FormatterError("model.py:ask: no question", phase="input", name="model.py:ask", status=400)
         return {"inputs": payload["question"].upper(), "model": "sneaky"}
 
-    async def output(self, adapter: str | None, output: Any, headers: Mapping[str, str]) -> Any:
+    async def output(self, adapter: str | None, output: Any, headers: Mapping[str, str], owner: str) -> Any:
         assert len(headers["x-request-id"]) == 32
         if self.calls == self._fails_at:
             raise FormatterError("model.py:shout: KeyError 'x'", phase="output", name="model.py:shout")
@@ -262,8 +264,8 @@ async def test_input_formatter() -> None:
     app = front(engine, plugs={"adapters": FakeAdapters("a"), "formatters": formatters})
     assert (await invoke(app, {"question": "why", "adapters": "a"}, X_Custom="1")).status_code == 200
     assert engine.body == {"prompt": "WHY", "max_tokens": 30, "model": "a@0123"}
-    (adapter, headers), *_ = formatters.asked
-    assert adapter == "a" and headers["x-custom"] == "1"
+    (adapter, headers, owner), *_ = formatters.asked
+    assert adapter == "a" and headers["x-custom"] == "1" and owner == current_tenant()
     await invoke(app, {"question": "why"})
     assert engine.body == {"prompt": "WHY", "max_tokens": 30}
 
@@ -308,7 +310,7 @@ async def test_output_of_another_kind(made: Any, kind: str, content: bytes) -> N
     """What a formatter makes goes out as what it is."""
 
     class Bare(FakeFormatters):
-        async def output(self, adapter: str | None, output: Any, headers: Mapping[str, str]) -> Any:
+        async def output(self, adapter: str | None, output: Any, headers: Mapping[str, str], owner: str) -> Any:
             return made
 
     answer = await invoke(front(FakeEngine(), plugs={"formatters": Bare(has_output=True)}), {"inputs": "Say"})
@@ -340,7 +342,7 @@ async def test_a_formatter_without_a_turn() -> None:
     """Its 503 says when to try again."""
 
     class Busy(FakeFormatters):
-        async def input(self, adapter: str | None, payload: Any, headers: Mapping[str, str]) -> Any:
+        async def input(self, adapter: str | None, payload: Any, headers: Mapping[str, str], owner: str) -> Any:
             raise FormatterError("model.py:ask had no turn", phase="input", name="model.py:ask", status=503)
 
     answer = await invoke(front(FakeEngine(), plugs={"formatters": Busy(has_input=True)}), {"inputs": "Say"})
