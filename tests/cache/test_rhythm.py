@@ -241,19 +241,19 @@ def test_many_sessions_of_one_tenant_cost_another_none(
     assert [turn.source.is_own for turn in turns] == [True]
 
 
-def test_sessions_without_chunks_are_not_forgotten_for_others_chunks(
+def test_sessions_are_known_still_when_their_chunks_are_too_many(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where chunks are too many, the oldest session that has any gives them up, and stays known."""
+    """The oldest that have any give them up, and their gaps are not forgotten."""
     monkeypatch.setattr(module, "MAX_CHUNKS", 2 * len(TEXT))
-    for number in range(5):
-        sessions.rhythm.arrive(SessionId(2, number))
-    for number in range(5, 10):
-        sessions.rhythm.arrive(SessionId(2, number))
-        sessions.rhythm.end(SessionId(2, number), TEXT)
+    for number in range(30):
+        for _ in range(2):
+            sessions.rhythm.arrive(SessionId(2, number))
+            sessions.rhythm.end(SessionId(2, number), TEXT)
     sessions.rhythm.check()
     kept = sessions.rhythm._sessions[2]
-    assert len(kept) == 10 and [known.number for known, each in kept.items() if each.chunks] == [8, 9]
+    assert len(kept) == 30 and all(each.gaps for each in kept.values())
+    assert [known.session for known, each in kept.items() if each.chunks] == [28, 29]
 
 
 @given(st.lists(st.floats(0.0, 120.0), min_size=OWN_GAPS, max_size=20))

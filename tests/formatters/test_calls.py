@@ -203,6 +203,7 @@ async def test_a_tenants_slow_inputs_leave_others_their_turns(gated: Formatters)
 async def test_hung_calls_of_all_tenants_are_refused_to_the_next_at_once(gated: Formatters) -> None:
     """When every turn hangs, it is the formatter that is ill, not the tenant that asks next."""
     hung = [asyncio.create_task(gated.input(None, {}, {}, owner)) for owner in "abcd" for _ in range(MAX_HUNG)]
+    await asyncio.sleep(0)
     await pass_time(LIMIT_S + 0.1)
     await asyncio.gather(*hung, return_exceptions=True)
     error = await failure(gated, owner="e")  # no time passes
