@@ -12,7 +12,7 @@ from hotspan.bench.workloads.base import Prompt
 from hotspan.demo.disturbed import disturbances
 from hotspan.demo.shown import QUESTION, Shown, _source, about, lines, page_section
 
-TITLES = {"none": "no hotspan", "ram": "RAM", "disk": "disk", "restart": "restarted"}
+TITLES = {"none": "no hotspan", "ram": "RAM", "disk": "disk", "restart": "restarted", "bound": "bound"}
 
 
 def shown(mode: str, source: str, ttft_s: float, answer: str = "It explains\nassignments.") -> Shown:
@@ -42,6 +42,21 @@ def test_answers_are_compared_with_the_computed_one() -> None:
     assert found[4:] == ["  the answer: It explains assignments.", "  but disk: Else."]
     page = page_section([shown("none", "computed", 4.0), shown("ram", "RAM", 0.25, "<b>")])
     assert "&lt;b&gt;" in page and "16.0\u00d7 sooner" in page
+
+
+def test_answers_of_the_engines_own_cache_are_as_good() -> None:
+    """Where that has other words than what is computed, a hit's are compared with it, and the reason is said."""
+    own = shown("bound", "the engine's pool", 0.2, "Aliases.")
+    found = lines([shown("none", "computed", 4.0), shown("ram", "RAM", 0.25, "Aliases."), own])
+    assert found[2].endswith("16.0\u00d7 sooner, the words from the engine's own cache")
+    assert found[3].endswith("20.0\u00d7 sooner, other words")
+    assert found[4:6] == ["  the answer: It explains assignments.", "  the engine's own cache: Aliases."]
+    assert "rounds otherwise" in found[6] and len(found) == 7
+    found = lines([shown("none", "computed", 4.0), shown("ram", "RAM", 0.25, "Else."), own])
+    assert "other words" in found[2] and found[7] == "  but RAM: Else."
+    assert "rounds otherwise" in page_section([shown("none", "computed", 4.0), own])
+    same = shown("bound", "the engine's pool", 0.2)
+    assert "rounds otherwise" not in page_section([shown("none", "computed", 4.0), same])
 
 
 def test_nothing_is_shown_without_a_computed_answer() -> None:

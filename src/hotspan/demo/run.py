@@ -197,16 +197,19 @@ class _Demo:
         title = f"{mode.title} ({repetition}/{request.repetitions})" if repeated else mode.title
         log = f"server-{mode.name}{f'-{repetition}' if repeated else ''}.log"
         with _serving(request, self.model, mode, title, log, console, self.aftermath) as (server, arguments):
-            is_asked = request.is_trained and mode.name != BOUND
-            # A restarted server has the document on disk only before the rounds; the others get it here.
-            is_shown = mode.name == "restart"
-            shown = self._ask(mode, title, server, ANSWER_TOKENS if is_shown else 1) if is_asked else None
+            # A restarted server has the document on disk only before the rounds; the others get it here, and the one
+            # without a tier below its own pool behind them.
+            is_shown, is_last = mode.name == "restart", mode.name == BOUND
+            is_first = request.is_trained and not is_last
+            shown = self._ask(mode, title, server, ANSWER_TOKENS if is_shown else 1) if is_first else None
             with TerminalProgress(console, title) as progress:
                 result = run_rounds(_workload(request, mode, server), progress, request.command)
             for line in failures(result.rounds):
                 console.print(line, style="red", markup=False)
             # A server that died under load shows as failed requests; say why.
             server.check_alive()
+            if request.is_trained and is_last and not result.failed:
+                shown = self._ask(mode, title, server, 1)
             if shown is not None and not result.failed:
                 self.shown[mode.name] = shown if is_shown else self._ask(mode, title, server, ANSWER_TOKENS)
             with waiting(console, f"{title}: stopping the server"):
