@@ -1,10 +1,12 @@
 """The order of what several owners wait for, against a plain model."""
 
+import asyncio
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotspan.core.turns import InTurn
+from hotspan.core.turns import AsyncTurns, InTurn
 
 STEPS = st.tuples(
     st.sampled_from(["add", "add", "add", "take", "look", "discard"]), st.sampled_from("abc"), st.booleans()
@@ -56,3 +58,41 @@ def test_owners_are_next_in_turn(steps: list[tuple[str, str, bool]]) -> None:
         assert (queue.has_urgent, queue.has_others) == (bool(model[True]), bool(model[False]))
         assert queue.owners == len(model[False])
         assert all(queue.count(each) == len(waiting(False).get(each, ())) for each in "abc")
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+async def test_who_is_cancelled_as_its_turn_comes_loses_none(is_alone: bool) -> None:
+    """Its task learns of it a turn of the loop later; the turn is the next one's, or free."""
+    turns = AsyncTurns(1)
+    await turns.take("a")
+    leaves = asyncio.create_task(turns.take("b"))
+    stays = None if is_alone else asyncio.create_task(turns.take("b"))
+    await asyncio.sleep(0)
+    leaves.cancel()
+    turns.give("a")
+    with pytest.raises(asyncio.CancelledError):
+        await leaves
+    if stays is not None:
+        await stays
+    assert turns.taken == (not is_alone) and not turns._waiting
+
+
+async def test_turns_go_from_owner_to_owner() -> None:
+    """One owner has so many at most, all together so many; who waits is served in turn, who leaves takes none."""
+    turns, order = AsyncTurns(3, of_one=2), list[str]()
+
+    async def work(owner: str) -> None:
+        await turns.take(owner)
+        order.append(owner)
+
+    tasks = [asyncio.create_task(work(owner)) for owner in "aaaaabbc"]
+    await asyncio.sleep(0)
+    assert order == ["a", "a", "b"] and turns.taken == 3
+    tasks[2].cancel()  # of a, while it waits
+    await asyncio.sleep(0)
+    for ended in range(7):
+        turns.give(order[ended])
+        await asyncio.sleep(0)
+        assert turns.taken == min(3, 6 - ended)
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert "".join(order) == "aababca" and not turns._waiting

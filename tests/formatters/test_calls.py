@@ -14,7 +14,6 @@ import pytest
 from hotspan.core.errors import FormatterError
 from hotspan.formatters import Formatters, load_formatters
 from hotspan.formatters.calls import MAX_HUNG, MAX_OF_ALL, MAX_RUNNING, Threads
-from hotspan.formatters.turns import Turns
 from tests.bench.simulated import in_stepped_time, pass_time
 from tests.formatters.conftest import Write
 
@@ -208,44 +207,6 @@ async def test_hung_calls_of_all_tenants_are_refused_to_the_next_at_once(gated: 
     await asyncio.gather(*hung, return_exceptions=True)
     error = await failure(gated, owner="e")  # no time passes
     assert (error.status, error.about) == (503, "model") and f"{MAX_OF_ALL} earlier calls hang" in str(error)
-
-
-@pytest.mark.parametrize("is_alone", [True, False])
-async def test_who_is_cancelled_as_its_turn_comes_loses_none(is_alone: bool) -> None:
-    """Its task learns of it a turn of the loop later; the turn is the next one's, or free."""
-    turns = Turns(1, 1)
-    await turns.take("a")
-    leaves = asyncio.create_task(turns.take("b"))
-    stays = None if is_alone else asyncio.create_task(turns.take("b"))
-    await asyncio.sleep(0)
-    leaves.cancel()
-    turns.give("a")
-    with pytest.raises(asyncio.CancelledError):
-        await leaves
-    if stays is not None:
-        await stays
-    assert turns.taken == (not is_alone) and not turns._waiting
-
-
-async def test_turns_go_from_owner_to_owner() -> None:
-    """One owner has so many at most, all together so many; who waits is served in turn, who leaves takes none."""
-    turns, order = Turns(2, 3), list[str]()
-
-    async def work(owner: str) -> None:
-        await turns.take(owner)
-        order.append(owner)
-
-    tasks = [asyncio.create_task(work(owner)) for owner in "aaaaabbc"]
-    await asyncio.sleep(0)
-    assert order == ["a", "a", "b"] and turns.taken == 3
-    tasks[2].cancel()  # of a, while it waits
-    await asyncio.sleep(0)
-    for ended in range(7):
-        turns.give(order[ended])
-        await asyncio.sleep(0)
-        assert turns.taken == min(3, 6 - ended)
-    await asyncio.gather(*tasks, return_exceptions=True)
-    assert "".join(order) == "aababca" and not turns._waiting
 
 
 @in_stepped_time

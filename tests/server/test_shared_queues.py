@@ -11,7 +11,7 @@ KINDS = (
     *("Semaphore", "BoundedSemaphore", "Queue", "PriorityQueue", "LifoQueue", "SimpleQueue", "Lock", "RLock"),
     *("Condition", "deque"),
     *("Recent", "Parted", "LruCache"),  # whose entries push out each other
-    *("Budget", "RetryBudget", "Turns", "InTurn", "FairQueue", "FairOrder", "ThreadPoolExecutor"),
+    *("Budget", "RetryBudget", "Turns", "AsyncTurns", "InTurn", "FairQueue", "FairOrder", "ThreadPoolExecutor"),
 )
 
 PARTS = {
@@ -19,7 +19,7 @@ PARTS = {
     "server/admission.py:Turns": "one principal after the other, divided between them (server/test_turns.py)",
     "server/admin.py:Turns": "one tenant after the other, invalidations first (server/test_turns.py)",
     "server/turns.py:Budget": "divided between owners",
-    "server/turns.py:InTurn": "one owner after the other",
+    "server/turns.py:AsyncTurns": "one owner after the other",
     "server/run.py:FairOrder": "the engine's queue, by tokens of each tenant (server/test_guard.py)",
     "server/warming.py:Budget": "divided between tenants (server/test_warming.py)",
     "server/warming.py:Turns": "one tenant after the other (server/test_warming.py)",
@@ -38,9 +38,8 @@ PARTS = {
     "router/shadow.py:Queue": "copies: whose place is taken goes without (router/test_shadow.py)",
     "router/caches.py:Lock": "the administrator's",
     "router/caches.py:Semaphore": "the administrator's",
-    "formatters/calls.py:Turns": "one tenant after the other, each so many at most (formatters/test_calls.py)",
+    "formatters/calls.py:AsyncTurns": "one tenant after the other, each so many at most (formatters/test_calls.py)",
     "formatters/calls.py:SimpleQueue": "jobs for threads that are free: who has a job has a turn",
-    "formatters/turns.py:deque": "one tenant's (formatters/test_calls.py)",
     "formatters/calls.py:Lock": "held for a few steps, by none who waits",
     "formatters/formatters.py:Lock": "the operator's, and adapters that are registered",
     "formatters/script.py:Lock": "files that are loaded",

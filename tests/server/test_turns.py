@@ -142,12 +142,12 @@ async def test_one_turn_is_left_for_what_is_urgent() -> None:
             await go.wait()
 
     tasks = [asyncio.create_task(work()) for _ in range(9)]
-    await until_async(lambda: turns._taken == 3)
+    await until_async(lambda: turns._turns.taken == 3)
     async with turns.turn("b", is_urgent=True):
-        assert turns._taken == 4
+        assert turns._turns.taken == 4
     go.set()
     await asyncio.gather(*tasks)
-    assert not turns._taken
+    assert not turns._turns.taken
 
 
 async def test_an_owner_beyond_its_budget_is_refused() -> None:
@@ -177,9 +177,9 @@ async def test_one_that_is_cancelled_waits_no_longer(is_urgent: bool) -> None:
             await asyncio.sleep(0)
             given_up.cancel()
             await asyncio.gather(given_up, return_exceptions=True)
-        assert not turns._waiting and not turns._budget._used.get("a")
+        assert not turns._turns._waiting and not turns._budget._used.get("a")
     async with turns.turn("a"):
-        assert turns._taken == 1
+        assert turns._turns.taken == 1
 
 
 @settings(max_examples=100, deadline=None)
@@ -202,8 +202,8 @@ def test_no_turn_is_lost(steps: list[tuple[str, bool, int]]) -> None:
             if cancelled == 3:
                 tasks[len(tasks) // 2].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        assert not turns._taken and not turns._taken_by_others and not turns._budget.used
-        assert not turns._waiting
+        assert not turns._turns.taken and not turns._turns._taken_by_others and not turns._budget.used
+        assert not turns._turns._waiting
 
     asyncio.run(run())
 
@@ -301,7 +301,7 @@ async def test_tokenising_of_one_tenant_does_not_stop_anothers() -> None:
     turns = admission._turns
     first = [turns.turn(A) for _ in range(40)]
     tasks = [asyncio.create_task(each.__aenter__()) for each in first]
-    await until_async(lambda: turns._taken == 2)
+    await until_async(lambda: turns._turns.taken == 2)
     theirs = turns.turn(B)
     other = asyncio.create_task(theirs.__aenter__())
     await asyncio.sleep(0)

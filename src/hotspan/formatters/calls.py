@@ -15,8 +15,8 @@ from typing import Any
 
 from hotspan.core.errors import FormatterError
 from hotspan.core.threads import start
+from hotspan.core.turns import AsyncTurns
 from hotspan.formatters.formatter import Context, Formatter, Phase, line_in
-from hotspan.formatters.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class Calls:
         self.formatter = formatter
         self._threads = threads
         self._timeout_s = timeout_s
-        self._turns = Turns(MAX_RUNNING, MAX_OF_ALL)
+        self._turns = AsyncTurns(MAX_OF_ALL, of_one=MAX_RUNNING)
         self._numbers = count()
         self._began: dict[int, tuple[Hashable, float]] = {}  # call -> its owner, the loop's time
 
