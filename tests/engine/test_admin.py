@@ -110,7 +110,7 @@ def test_announced_texts_are_hashed_between_steps(engine: Core, monkeypatch: pyt
         """Turns of an announcement until its text is named, each followed by a rest."""
         threads.clear()
         answer = engine.begin(do="prefetch", tenant="default", tokens=prompt, hold_s=1.0)
-        engine.until(lambda: announcer._namings.look().named.done(), lambda: None)
+        engine.until(lambda: announcer._namings.look().is_ready, lambda: None)
         while not answer.done():
             before = len(threads)
             engine.administrator.run_waiting()

@@ -5,8 +5,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from hotspan.cache.prefetch import Found
 from hotspan.cache.rhythm import Turn
@@ -40,20 +40,47 @@ MAX_NAMED = 16
 dropped. The server asks for three at a time, of all tenants, but those of clients that went away stay here."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class _Announced:
-    """What is to be hashed, or to be found by its labels.
+    """What waits for its tenant's turn. is_begun: it has had one."""
 
-    named:      the text, once the thread that begins texts has begun it; or the labels.
-    has_slices: hashing has begun.
-    """
-
-    named: "Future[Naming] | Scope"
     tenant: int
     then: Callable[[Sequence[Chunk]], None]
     answer: "Future[dict[str, Any]]"
     since_s: float
-    has_slices: bool = False
+    is_begun: bool = field(default=False, init=False)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a turn is of use to it."""
+        return True
+
+    def cancel(self) -> None:
+        """It has no turn any more."""
+
+
+@dataclass(eq=False)
+class _Labels(_Announced):
+    """What is to be found by its labels."""
+
+    scope: Scope
+
+
+@dataclass(eq=False)
+class _Text(_Announced):
+    """What is to be hashed. naming: once the thread that begins texts has begun it."""
+
+    naming: "Future[Naming]"
+
+    @property
+    def is_ready(self) -> bool:
+        return self.naming.done()
+
+    def cancel(self) -> None:
+        self.naming.cancel()
+
+
+_A = TypeVar("_A", bound=_Announced)
 
 
 class Announcer:
@@ -69,8 +96,8 @@ class Announcer:
         self._thread: threading.Thread | None = None
         self._woken = threading.Event()
         self._closed = False
-        self._namings: InTurn[_Announced] = InTurn()
-        self._labelled: InTurn[_Announced] = InTurn()
+        self._namings: InTurn[_Text] = InTurn()
+        self._labelled: InTurn[_Labels] = InTurn()
         self._hash_s = self._find_s = 0.0  # when the next slice may be hashed, and labels be searched, beside requests
         if self._rhythm is not None:
             self._rhythm.on_due = self._wake
@@ -108,14 +135,14 @@ class Announcer:
         """Call `then` with the chunks of a text, once it is named: a slice in each turn, beside requests with little
         of a core. Tenants take turns, slice by slice. On the scheduler's thread.
         """
-        self._add(self._namings, _Announced(begun, tenant, then, answer, self._clock.monotonic()))
+        self._add(self._namings, _Text(tenant, then, answer, self._clock.monotonic(), begun))
         begun.add_done_callback(lambda done: self._knock())
 
     def labelled(
         self, scope: Scope, tenant: int, then: Callable[[Sequence[Chunk]], None], answer: "Future[dict[str, Any]]"
     ) -> None:
         """Call `then` with what a tenant has under labels: one such search between two steps, in turns of tenants."""
-        self._add(self._labelled, _Announced(scope, tenant, then, answer, self._clock.monotonic()))
+        self._add(self._labelled, _Labels(tenant, then, answer, self._clock.monotonic(), scope))
 
     def turn(self) -> None:
         """On the scheduler's thread: begin what is due, and let prefetches go on."""
@@ -132,7 +159,7 @@ class Announcer:
         self._closed = True
         self._woken.set()
 
-    def _add(self, queue: InTurn[_Announced], asked: _Announced) -> None:
+    def _add(self, queue: InTurn[_A], asked: _A) -> None:
         """Have it wait for its tenant's turn, and the tenant's oldest no longer if these are too many."""
         if queue.count(asked.tenant) >= MAX_NAMED:
             self._drop(queue, queue.oldest(asked.tenant))
@@ -146,12 +173,11 @@ class Announcer:
         now_s, is_busy = self._clock.monotonic(), self._prefetches.is_busy
         if not self._labelled or (is_busy and now_s < self._find_s):
             return
-        asked = self._next(self._labelled)
-        if asked is None or isinstance(asked.named, Future):
+        if (asked := self._next(self._labelled)) is None:
             return
         self._labelled.discard(asked.tenant, asked)
-        scope, began_s = asked.named, time.thread_time()
-        attempt(lambda: asked.then(self._manager.cache.labelled(scope)), asked.answer)
+        began_s = time.thread_time()
+        attempt(lambda: asked.then(self._manager.cache.labelled(asked.scope)), asked.answer)
         self._find_s = now_s + _HASH_RESTS * rest_s(time.thread_time() - began_s)
         if self._labelled and not is_busy:
             self._knock()
@@ -161,21 +187,19 @@ class Announcer:
         now_s, is_busy = self._clock.monotonic(), self._prefetches.is_busy
         if not self._namings or (is_busy and now_s < self._hash_s):
             return
-        text = self._next(self._namings)
-        if text is None or isinstance(text.named, Scope):
+        if (text := self._next(self._namings)) is None:
             return
-        begun = text.named
         began_s = time.thread_time()
-        attempt(lambda: self._hash_slice(text, begun), text.answer)
+        attempt(lambda: self._hash_slice(text), text.answer)
         self._hash_s = now_s + _HASH_RESTS * rest_s(time.thread_time() - began_s)
         if self._namings and not is_busy:
             self._knock()
 
-    def _hash_slice(self, text: _Announced, begun: "Future[Naming]") -> None:
+    def _hash_slice(self, text: _Text) -> None:
         """The text leaves the queue with its last slice, or with what fails."""
-        text.has_slices, is_over = True, True
+        text.is_begun = is_over = True
         try:
-            naming = begun.result()
+            naming = text.naming.result()
             is_over = naming.go_on()
         finally:
             if is_over:
@@ -183,23 +207,22 @@ class Announcer:
         if is_over:
             text.then(in_order(naming.text.all_chunks()))
 
-    def _next(self, queue: InTurn[_Announced]) -> _Announced | None:
+    def _next(self, queue: InTurn[_A]) -> _A | None:
         """What is looked at now, and stays first of its tenant's; None if nothing can be. Drops what nobody awaits."""
         looked_at, now_s = 0, self._clock.monotonic()
         while looked_at < queue.owners:
             asked = queue.look()
-            if asked.answer.done() or (not asked.has_slices and now_s - asked.since_s > WAITED_S):
+            if asked.answer.done() or (not asked.is_begun and now_s - asked.since_s > WAITED_S):
                 self._drop(queue, asked)
                 continue
-            if isinstance(asked.named, Scope) or asked.named.done():
+            if asked.is_ready:
                 return asked
             looked_at += 1
         return None
 
-    def _drop(self, queue: InTurn[_Announced], asked: _Announced) -> None:
+    def _drop(self, queue: InTurn[_A], asked: _A) -> None:
         queue.discard(asked.tenant, asked)
-        if isinstance(asked.named, Future):
-            asked.named.cancel()
+        asked.cancel()
         if not asked.answer.done():
             asked.answer.set_exception(TimeoutError("the announcement's turn did not come in time: repeat it"))
 
