@@ -18,8 +18,6 @@ from hotspan.config.wrong import all_of, collected, each
 from hotspan.core.addresses import resolved
 from hotspan.core.errors import ConfigError
 
-_MAX_PORT = 65535
-
 if TYPE_CHECKING:
     from hotspan.server.options import ServeOptions
 
@@ -47,7 +45,7 @@ def checked(context: typer.Context, model: str | None) -> Configuration:
 def _check_each(options: "ServeOptions", settings: Settings) -> None:
     """What is right or wrong whatever else is: ports, files, directories, keys and variables."""
     from hotspan.http.options import check_tls
-    from hotspan.server.hardening import check_engine_keys, check_engine_variables, check_files
+    from hotspan.server.hardening import check_engine_keys, check_engine_variables, check_files, check_port
     from hotspan.server.options import check_host
 
     surroundings = environment()
@@ -59,18 +57,14 @@ def _check_each(options: "ServeOptions", settings: Settings) -> None:
         partial(check_engine_keys, options.engine_values.get("api_key"), surroundings),
         partial(check_engine_variables, surroundings),
         partial(check_files, options, surroundings),
-        *(partial(_check_port, name, settings[name].value) for name in ("port", "admin_port")),
+        partial(check_port, "--port", settings["port"].value),
+        partial(check_port, "--admin-port", settings["admin_port"].value),
         *(partial(check_host, address, options) for address in host),
         *(partial(check_place, flag, path) for flag, path in _places(options)),
     ]
     for check in checks:
         with each():
             check()
-
-
-def _check_port(name: str, port: int | None) -> None:
-    if port is not None and not 0 <= port <= _MAX_PORT:
-        raise ConfigError(f"--{name.replace('_', '-')} {port} is no port: give one from 0 to {_MAX_PORT}")
 
 
 def _places(options: "ServeOptions") -> Iterator[tuple[str, Path]]:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from hotspan.config.admin_token import given_token
 from hotspan.config.engine_options import split_words
 from hotspan.config.kv_events import FLAG, LOCAL_ENDPOINT, OPTION, Published, published, read_key
 from hotspan.config.server_settings import ServerSettings
+from hotspan.core.addresses import resolved
 from hotspan.core.errors import ConfigError
 from hotspan.formatters.declared import load_declared
 from hotspan.formatters.formatters import DECLARED, SCRIPT
@@ -125,16 +125,16 @@ def check_engine_variables(environment: Mapping[str, str]) -> None:
 
 
 def _check_addresses(options: ServeOptions) -> None:
-    for flag, port in (("--port", options.server.port), ("--admin-port", options.server.admin_port)):
-        if port is not None and not 0 <= port <= _MAX_PORT:
-            raise ConfigError(f"{flag} {port} is no port: give one from 1 to {_MAX_PORT}")
+    check_port("--port", options.server.port)
+    check_port("--admin-port", options.server.admin_port)
     check_admin_port(options.server, options.server.port)
-    try:
-        family = socket.AF_INET6 if ":" in options.server.host else socket.AF_INET
-        address = str(socket.getaddrinfo(options.server.host, options.server.port, family)[0][4][0])
-    except OSError:
-        address = options.server.host  # another machine may know the name
-    check_host(address, options)
+    check_host(resolved(options.server.host), options)
+
+
+def check_port(flag: str, port: int | None) -> None:
+    """Raise ConfigError for a number that no port has; 0 is any that is free."""
+    if port is not None and not 0 <= port <= _MAX_PORT:
+        raise ConfigError(f"{flag} {port} is no port: give one from 1 to {_MAX_PORT}")
 
 
 def _check_formatters(server: ServerSettings) -> None:
