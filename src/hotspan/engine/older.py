@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import wraps
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -18,23 +18,18 @@ from vllm.v1.request import Request, RequestStatus
 
 from hotspan.engine.contract import ENGINE
 
+if TYPE_CHECKING:
+    from hotspan.engine.manager import HotspanManager
+
 _schedule = Scheduler.schedule
 _end_transfers = Scheduler._update_from_kv_xfer_finished
 
 
-class FailedLoads(Protocol):
-    """What knows of the failed loads of one engine."""
-
-    def has_failed_load(self, request_id: str) -> bool:
-        """Whether a request's load has failed."""
-        ...
-
-
-_engines: WeakSet[FailedLoads] = WeakSet()
+_engines: WeakSet[HotspanManager] = WeakSet()
 """Those of this process. Who is asked for another's request knows nothing of it, or lets it be computed."""
 
 
-def mend_scheduler(engine: FailedLoads) -> None:
+def mend_scheduler(engine: HotspanManager) -> None:
     """Mutates: vLLM's class, for all engine cores of this process."""
     if ENGINE < (0, 31):
         Scheduler.schedule = _ended_first
@@ -61,8 +56,8 @@ def _ended_first(scheduler: Any, *given: Any, **named: Any) -> Any:
 def advance(queue: Any, ended: set[str]) -> None:
     """Let requests whose loads have ended go first, also in a queue by priority. Mutates: `queue`, and the requests."""
     first = [request for request in queue if request.request_id in ended]
-    least = min((request.priority for request in queue), default=0)
     queue.remove_requests(first)
+    least = min((request.priority for request in queue), default=0)
     for request in reversed(first):
         request.priority = min(request.priority, least - 1)
         queue.prepend_request(request)
