@@ -48,15 +48,15 @@ def test_answers_of_the_engines_own_cache_are_as_good() -> None:
     """Where that has other words than what is computed, a hit's are compared with it, and the reason is said."""
     own = shown("bound", "the engine's pool", 0.2, "Aliases.")
     found = lines([shown("none", "computed", 4.0), shown("ram", "RAM", 0.25, "Aliases."), own])
-    assert found[2].endswith("16.0\u00d7 sooner, the words from the engine's own cache")
+    assert found[2].endswith("16.0\u00d7 sooner, the same words as from vLLM's own prefix cache")
     assert found[3].endswith("20.0\u00d7 sooner, other words")
-    assert found[4:6] == ["  the answer: It explains assignments.", "  the engine's own cache: Aliases."]
-    assert "rounds otherwise" in found[6] and len(found) == 7
+    assert found[4:6] == ["  the answer: It explains assignments.", "  vLLM's own prefix cache: Aliases."]
+    assert "rounds differently" in found[6] and len(found) == 7
     found = lines([shown("none", "computed", 4.0), shown("ram", "RAM", 0.25, "Else."), own])
     assert "other words" in found[2] and found[7] == "  but RAM: Else."
-    assert "rounds otherwise" in page_section([shown("none", "computed", 4.0), own])
+    assert "rounds differently" in page_section([shown("none", "computed", 4.0), own])
     same = shown("bound", "the engine's pool", 0.2)
-    assert "rounds otherwise" not in page_section([shown("none", "computed", 4.0), same])
+    assert "rounds differently" not in page_section([shown("none", "computed", 4.0), same])
 
 
 def test_nothing_is_shown_without_a_computed_answer() -> None:

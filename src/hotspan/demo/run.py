@@ -197,21 +197,24 @@ class _Demo:
         title = f"{mode.title} ({repetition}/{request.repetitions})" if repeated else mode.title
         log = f"server-{mode.name}{f'-{repetition}' if repeated else ''}.log"
         with _serving(request, self.model, mode, title, log, console, self.aftermath) as (server, arguments):
-            # A restarted server has the document on disk only before the rounds; the others get it here, and the one
-            # without a tier below its own pool behind them.
-            is_shown, is_last = mode.name == "restart", mode.name == BOUND
-            is_first = request.is_trained and not is_last
-            shown = self._ask(mode, title, server, ANSWER_TOKENS if is_shown else 1) if is_first else None
+            # A restarted server has the document on disk only before the rounds. The others are asked behind them about
+            # what they were given before; out of the pool of the one that has only that, the rounds would push it.
+            is_restarted, is_pool = mode.name == "restart", mode.name == BOUND
+            shown = None
+            if request.is_trained and not is_pool:
+                shown = self._ask(mode, title, server, ANSWER_TOKENS if is_restarted else 1)
             with TerminalProgress(console, title) as progress:
                 result = run_rounds(_workload(request, mode, server), progress, request.command)
             for line in failures(result.rounds):
                 console.print(line, style="red", markup=False)
             # A server that died under load shows as failed requests; say why.
             server.check_alive()
-            if request.is_trained and is_last and not result.failed:
-                shown = self._ask(mode, title, server, 1)
-            if shown is not None and not result.failed:
-                self.shown[mode.name] = shown if is_shown else self._ask(mode, title, server, ANSWER_TOKENS)
+            if request.is_trained and not result.failed:
+                if is_pool:
+                    self._ask(mode, title, server, 1)
+                if shown is None or not is_restarted:
+                    shown = self._ask(mode, title, server, ANSWER_TOKENS)
+                self.shown[mode.name] = shown
             with waiting(console, f"{title}: stopping the server"):
                 server.stop()
         if result.query.summary.failed == result.query.summary.requests:

@@ -23,8 +23,8 @@ from hotspan.demo.plan import BOUND
 QUESTION: Final = "In two sentences: what does this text explain?"
 ANSWER_TOKENS: Final = 40
 _ROUNDING: Final = (
-    "Where the beginning of a text is known, the engine computes its end alone, which rounds otherwise; so it does "
-    "after a hit in its own cache."
+    "After a cache hit vLLM computes the rest of the prompt alone, which rounds differently and may change the words: "
+    "its own prefix cache gives these words, too."
 )
 _SEPARATOR: Final = "\n\nQuestion "
 _COUNTED_AFTER_S: Final = 0.3
@@ -108,7 +108,7 @@ def lines(shown: Sequence[Shown]) -> list[str]:
     ]
     others = [each for each in shown if each.answer != first.answer]
     if (own := _own(shown)) in others:
-        found += [f"  the engine's own cache: {' '.join(own.answer.split())}", f"  {_ROUNDING}"]
+        found += [f"  vLLM's own prefix cache: {' '.join(own.answer.split())}", f"  {_ROUNDING}"]
         others = [each for each in others if each.answer != own.answer]
     return found + [f"  but {each.title}: {' '.join(each.answer.split())}" for each in others]
 
@@ -135,7 +135,7 @@ def to_json(shown: Sequence[Shown]) -> list[dict[str, Any]]:
 
 
 def _own(shown: Sequence[Shown]) -> Shown | None:
-    """The answer from the engine's own cache, which a hit's has to be."""
+    """The answer from vLLM's own prefix cache, which a hit's has to be."""
     return next((each for each in shown if each.mode == BOUND), None)
 
 
@@ -146,7 +146,7 @@ def _took(each: Shown, shown: Sequence[Shown]) -> str:
     if each.answer == first.answer:
         words = "the same words"
     elif own is not None and each is not own and each.answer == own.answer:
-        words = "the words from the engine's own cache"
+        words = "the same words as from vLLM's own prefix cache"
     else:
         words = "other words"
     return f"{each.ttft_s:.2f} s, {first.ttft_s / each.ttft_s:.1f}{TIMES} sooner, {words}"
