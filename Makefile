@@ -75,7 +75,7 @@ install-gpu:
 	$(SAY) "3/3 hotspan, the GPU engine and PyTorch (some minutes)"
 	@$(PIP) install $(CONSTRAINTS) -e ".[gpu]" $(BRIEFLY)
 
-demo: install  ## Show on this machine what hotspan saves, with a small trained model (about 7 minutes)
+demo: install  ## Show on this machine what hotspan saves, with a small trained model (7 to 10 minutes with the install)
 	@$(BIN)/hotspan demo --output demo-output
 
 figures: develop  ## Measure what docs/benchmarks.md quotes, into benchmarks/results/ (about 40 minutes; wants fio, redis-server and a quiet machine)

@@ -128,20 +128,24 @@ def test_processors_elsewhere_are_left_alone() -> None:
     assert Renderer().name(A, "u") == "u"
 
 
+def served() -> Admission:
+    """Of an engine that hotspan's server starts."""
+    return Admission(replace(CacheOptions(ram_gib=0.1).settings(), is_served=True), bytes(32), [], 256)
+
+
+def asked(params: Any, features: list[Any], *, resumable: bool = False) -> Any:
+    """A request with these media."""
+    return SimpleNamespace(
+        request_id="asked", kv_transfer_params=params, mm_features=features, lora_request=None, resumable=resumable
+    )
+
+
 @pytest.mark.parametrize(("params", "is_cached"), [({"hotspan": Directives().to_json()}, True), ({}, False)])
 def test_media_of_another_server_are_not_cached(params: dict[str, Any], is_cached: bool) -> None:
     """Where no server of hotspan's has named a part, its identity may be what a client said."""
-    settings = replace(CacheOptions(ram_gib=0.1).settings(), is_served=True)
-    admission = Admission(settings, bytes(32), [], 256)
+    admission = served()
     for features in ([], [object()]):
-        asked: Any = SimpleNamespace(
-            request_id="asked",
-            kv_transfer_params=params,
-            mm_features=features,
-            lora_request=None,
-            resumable=False,
-        )
-        state = admission.admit(asked)
+        state = admission.admit(asked(params, features))
         assert (state.keyer is not None and state.may_store) == (is_cached or not features)
 
 
@@ -159,25 +163,14 @@ def test_outputs_of_who_is_not_cached_are_not_used_for_other_weights(params: Any
 
     A request whose text comes in parts may have media in a later one.
     """
-    named = {"hotspan": Directives().to_json()}
-    admission = Admission(replace(CacheOptions(ram_gib=0.1).settings(), is_served=True), bytes(32), [], 256)
-
-    def admit(params: Any, features: list[object], resumable: bool = False) -> str | None:
-        request: Any = SimpleNamespace(
-            request_id="asked",
-            kv_transfer_params=params,
-            mm_features=features,
-            lora_request=None,
-            resumable=resumable,
-        )
-        return admission.admit(request).left_out
-
-    admit(params, [] if resumable else [object()], resumable)
+    named, admission = {"hotspan": Directives().to_json()}, served()
+    admission.admit(asked(params, [] if resumable else [object()], resumable=resumable))
     admission.end()
     admission.is_open = True
-    assert admit(named, [object()]) == "weights" and admit(named, []) is None
+    assert admission.admit(asked(named, [object()])).left_out == "weights"
+    assert admission.admit(asked(named, [])).left_out is None
     admission.reset_outputs(is_used=False)
-    assert admit(named, [object()]) is None
+    assert admission.admit(asked(named, [object()])).left_out is None
 
 
 # -- a model that sees -------------------------------------------------------------------------------------------------

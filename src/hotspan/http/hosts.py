@@ -60,7 +60,7 @@ class Hosts:
         if origin and not has_asked and not self._takes_page(origin, own):
             message = (
                 f"nobody needs a key here, so only this machine's pages may send this, and {origin[:200]!r} is none of "
-                f"them: give its name with --allowed-host, or post {JSON}"
+                f"them: give its name with --allowed-host{'' if method is None else f', or post {JSON}'}"
             )
             raise HttpError(403, message, code="permission_denied")
 
